@@ -1,0 +1,79 @@
+"""How Θ and θ_k move: the paper's ClientSSLOpt.
+
+An algorithm says which models are resident, what one local step does with a batch, and which
+encoder a client is judged by. It holds no device, loop, logging or message code; it reads like
+the paper's listing.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from ssfl.federation.learner import Learner
+from ssfl.section import Section
+from ssfl.ssl.base import Batch
+
+
+class AlgorithmOptions(Section):
+    """Options of an algorithm; `name` names it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is resident while a client trains.
+
+    `global_` is Θ_k, the client's copy of the global model; `personal` is θ_k where the algorithm
+    has one; `received` is Θ^(t) as the server sent it (trainable part), which does not move.
+    """
+
+    global_: Learner
+    personal: Learner | None
+    received: Tensor
+
+    @property
+    def own(self) -> Learner:
+        """θ_k, for algorithms that declare it."""
+        assert self.personal is not None
+        return self.personal
+
+
+class Algorithm:
+    """Base of algorithms."""
+
+    Options: ClassVar[type[AlgorithmOptions]]
+    personal: ClassVar[bool] = False
+    """θ_k is resident beside Θ and kept by the client between rounds."""
+    sends: ClassVar[bool] = True
+    """The client sends Δ = Θ_k − Θ; otherwise nothing leaves it."""
+    remembers: ClassVar[bool] = False
+    """The client keeps its own Θ_k between rounds and `arrive` sees it."""
+    batches: ClassVar[int] = 1
+    """Independent mini-batches that one step takes."""
+    encoder: ClassVar[Literal["global", "personal", "adapted"]] = "global"
+    """What a client is judged by: Θ, θ_k, or Θ after `adapt` on its own data."""
+    metrics: ClassVar[tuple[str, ...]] = ("loss",)
+    """Names of the numbers that `step` returns."""
+    differentiates_twice: bool = False
+    """A step takes gradients of gradients, which compiled kernels cannot."""
+
+    def __init__(self, options: AlgorithmOptions) -> None:
+        self.options = options
+
+    def arrive(self, models: Models, theta: Tensor, mine: Tensor | None) -> None:
+        """Θ arrives at the client: put it (shared part) into the resident global model.
+
+        `mine` is the Θ_k this client ended its last round with, where `remembers` is set.
+        """
+        models.global_.flat.shared.copy_(theta)
+
+    def step(self, models: Models, *batches: Batch) -> tuple[Tensor, ...]:
+        """One local iteration; returns the detached numbers named in `metrics`."""
+        raise NotImplementedError
+
+    def adapt(self, models: Models, batch: Batch) -> None:
+        """One step on local data that turns Θ into the client's own encoder at inference."""
+        model = models.global_
+        model.descend(model.loss(model(batch)))

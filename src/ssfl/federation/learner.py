@@ -1,0 +1,130 @@
+"""A resident model: an SSL method in one flat vector, and the SGD that moves it.
+
+Algorithms speak to a `Learner` in the words of the paper's listings: run it on a batch, take its
+loss, descend. Where the model lies (which device, which precision), how many micro-batches make a
+step and which client it belongs to just now is the trainer's business.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from ssfl.federation.options import LocalOptions
+from ssfl.models.flat import FlatModel, Kind
+from ssfl.ssl.base import Batch, Method, Outputs
+
+Weights = dict[str, Tensor]
+Forward = Callable[[Batch, Weights | None], Outputs]
+
+
+class Learner:
+    """A model and its SGD with momentum, both flat.
+
+    `rate` and `progress` are one-element tensors so that a captured step reads their present
+    value. `drift` is a gradient added to every step (SCAFFOLD's c − c_k); `anchor` and `pull` add
+    the gradient of pull/2 ‖θ − anchor‖² (FedProx).
+    """
+
+    def __init__(self, method: Method, options: LocalOptions) -> None:
+        self.method = method
+        self.flat = FlatModel(method, method.home)
+        device = self.flat.vector.device
+        self.momentum = torch.zeros_like(self.flat.gradient)
+        self.rate = torch.zeros((), device=device)
+        self.progress = torch.zeros((), device=device)
+        self.share = 1.0  # of the step's images that the micro-batch at hand holds
+        self.last = True  # the micro-batch at hand completes the step
+        self.drift: Tensor | None = None
+        self.anchor: Tensor | None = None
+        self.pull = 0.0
+        self._options = options
+        self._names = [
+            e.name for e in self.flat.layout.entries if e.kind in (Kind.WEIGHT, Kind.NORM)
+        ]
+        self._constant_rate = self._predictor() if options.predictor_rate == "constant" else None
+        self.forward: Forward = self._forward
+        self.loss: Callable[[Outputs], Tensor] = method.loss
+
+    def __call__(self, batch: Batch, weights: Weights | None = None) -> Outputs:
+        """Projections and predictions, with weights other than the model's own if given."""
+        return self.forward(batch, weights)
+
+    def _forward(self, batch: Batch, weights: Weights | None) -> Outputs:
+        if weights is None:
+            outputs: Outputs = self.method(batch)
+            return outputs
+        return functional_call(self.method, weights, (batch,))  # type: ignore[no-any-return]
+
+    def descend(self, loss: Tensor, *, anchor: Tensor | None = None, pull: float = 0.0) -> None:
+        """θ ← θ − β ∇(loss + pull/2 ‖θ − anchor‖²), once all micro-batches of the step are in."""
+        (loss * self.share).backward()  # type: ignore[no-untyped-call]
+        if not self.last:
+            return
+        with torch.no_grad():
+            gradient = self.flat.gradient
+            if self.drift is not None:
+                gradient.add_(self.drift)
+            if self.anchor is not None:
+                gradient.add_(self.flat.trainable - self.anchor, alpha=self.pull)
+            if anchor is not None:
+                gradient.add_(self.flat.trainable - anchor, alpha=pull)
+            self._sgd(gradient)
+            gradient.zero_()
+            self.method.after_step(self.progress)
+
+    def _sgd(self, gradient: Tensor) -> None:
+        """PyTorch's SGD: g += wd·θ; v = μ·v + g; θ −= β·v."""
+        theta, options = self.flat.trainable, self._options
+        if options.weight_decay:
+            gradient.add_(theta, alpha=options.weight_decay)
+        self.momentum.mul_(options.momentum).add_(gradient)
+        if self._constant_rate is None:
+            theta.addcmul_(self.momentum, self.rate, value=-1)
+            return
+        start, stop = self._constant_rate
+        theta[:start].addcmul_(self.momentum[:start], self.rate, value=-1)
+        theta[start:stop].add_(self.momentum[start:stop], alpha=-options.lr)
+        theta[stop:].addcmul_(self.momentum[stop:], self.rate, value=-1)
+
+    def weights(self) -> Weights:
+        """The trainable tensors by name, for an inner loop to start from."""
+        parameters = dict(self.method.named_parameters())
+        return {name: parameters[name] for name in self._names}
+
+    def inner_step(self, weights: Weights, loss: Tensor, *, second_order: bool) -> Weights:
+        """θ' ← θ' − β ∇_θ' loss, differentiable through ∇ only if `second_order`."""
+        gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=second_order)
+        return {
+            name: weight - self.rate * gradient
+            for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
+        }
+
+    def reset(self, momentum: Tensor | None = None) -> None:
+        """Forget the last client: no gradient, no drift, momentum zero or as given."""
+        self.flat.gradient.zero_()
+        self.momentum.zero_() if momentum is None else self.momentum.copy_(momentum)
+        self.drift, self.anchor, self.pull = None, None, 0.0
+
+    @contextmanager
+    def at_rate(self, rate: float) -> Iterator[None]:
+        """Descend with another rate for a while (adaptation at inference has its own)."""
+        before = self.rate.clone()
+        self.rate.fill_(rate)
+        try:
+            yield
+        finally:
+            self.rate.copy_(before)
+
+    def _predictor(self) -> tuple[int, int] | None:
+        prefix = self.method.predictor_prefix
+        if prefix is None:
+            return None
+        ranges = [
+            e.range
+            for e in self.flat.layout.entries
+            if e.name.startswith(prefix) and e.kind in (Kind.WEIGHT, Kind.NORM)
+        ]
+        return (ranges[0].start, ranges[-1].stop) if ranges else None
