@@ -69,7 +69,7 @@ class ServerOptions(Section):
     oversample: float = Field(0.0, ge=0)
     """Ask this share more clients than needed and take the first to reply."""
     late: Literal["drop", "discount"] = "drop"
-    """What a reply after the deadline is worth: nothing, or its update with a staleness discount."""
+    """What a reply after the deadline is worth: nothing, or its update at a discount."""
     staleness: float = Field(0.5, ge=0)
     """Exponent a of the discount (1 + rounds late)^(−a)."""
     max_norm_ratio: float = Field(30.0, gt=1)
