@@ -58,20 +58,31 @@ class Algorithm:
     """Names of the numbers that `step` returns."""
     differentiates_twice: bool = False
     """A step takes gradients of gradients, which compiled kernels cannot."""
+    adapt_steps: int = 1
+    """Calls of `adapt`, each with a batch of its own, that make an adapted encoder."""
 
     def __init__(self, options: AlgorithmOptions) -> None:
         self.options = options
 
-    def arrive(self, models: Models, theta: Tensor, mine: Tensor | None) -> None:
+    def arrive(
+        self, models: Models, theta: Tensor, mine: Tensor | None, memory: Tensor | None
+    ) -> Tensor | None:
         """Θ arrives at the client: put it (shared part) into the resident global model.
 
-        `mine` is the Θ_k this client ended its last round with, where `remembers` is set.
+        `mine` is the Θ_k this client ended its last round with, where `remembers` is set, and
+        `memory` what the last call returned for this client: both None at its first round.
+        Returns the few numbers to remember until the next.
         """
         models.global_.flat.shared.copy_(theta)
+        return None
 
     def step(self, models: Models, *batches: Batch) -> tuple[Tensor, ...]:
         """One local iteration; returns the detached numbers named in `metrics`."""
         raise NotImplementedError
+
+    def adapt_rate(self, base: float) -> float:
+        """The learning rate of `adapt`, given that of round 0 (a schedule may end at 0)."""
+        return base
 
     def adapt(self, models: Models, batch: Batch) -> None:
         """One step on local data that turns Θ into the client's own encoder at inference."""

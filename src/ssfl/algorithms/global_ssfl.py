@@ -1,6 +1,6 @@
 """Global-SSFL: FedAvg on the self-supervised loss (the paper's algorithm 1 with θ_k = Θ)."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ class GlobalSSFLOptions(AlgorithmOptions):
 class GlobalSSFL(Algorithm):
     """Optimise the global parameter Θ locally; there is no other."""
 
-    Options = GlobalSSFLOptions
+    Options: ClassVar[type[AlgorithmOptions]] = GlobalSSFLOptions
 
     def step(self, models: Models, *batches: Batch) -> tuple[Tensor, ...]:
         (batch,) = batches

@@ -102,11 +102,21 @@ class Learner:
             for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
         }
 
+    def mean_gradient(self, start: Tensor, steps: int) -> Tensor:
+        """The gradient that, met at every one of `steps` steps from `start`, would lead here."""
+        mean = (start - self.flat.trainable) / effective_steps(steps, self._options.momentum)
+        if self._constant_rate is None:
+            return mean / self.rate
+        rates = self.rate.expand_as(mean).clone()
+        rates[slice(*self._constant_rate)] = self._options.lr
+        return mean / rates
+
     def reset(self, momentum: Tensor | None = None) -> None:
         """Forget the last client: no gradient, no drift, momentum zero or as given."""
         self.flat.gradient.zero_()
         self.momentum.zero_() if momentum is None else self.momentum.copy_(momentum)
-        self.drift, self.anchor, self.pull = None, None, 0.0
+        if self.drift is not None:
+            self.drift.zero_()  # in place: a captured step goes on reading it
 
     @contextmanager
     def at_rate(self, rate: float) -> Iterator[None]:
@@ -128,3 +138,13 @@ class Learner:
             if e.name.startswith(prefix) and e.kind in (Kind.WEIGHT, Kind.NORM)
         ]
         return (ranges[0].start, ranges[-1].stop) if ranges else None
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """‖a‖₁ of FedNova: how often a gradient counts in all, when SGD makes `steps` steps.
+
+    With momentum ρ from zero, the gradient of step s moves the model in every later one too:
+    β(1 + ρ + ... + ρ^(steps−1−s)) times in all. Without momentum it is `steps`.
+    """
+    rest = momentum * (1 - momentum**steps) / (1 - momentum)
+    return (steps - rest) / (1 - momentum)
