@@ -1,0 +1,85 @@
+"""From a configuration to the parts that run it: data, model, trainer, host.
+
+Every process of an experiment (this one, an MPI rank, a Ray worker, a site) assembles its parts
+here from the same configuration, so they are the same everywhere.
+"""
+
+import torch
+
+from ssfl.algorithms import ALGORITHMS
+from ssfl.algorithms.base import Algorithm
+from ssfl.config import Config
+from ssfl.data.federated import FederatedData, federate
+from ssfl.data.images import DataSet
+from ssfl.data.sources import load_dataset
+from ssfl.data.views import Views, resolve
+from ssfl.errors import ConfigError
+from ssfl.federation.client import Host
+from ssfl.federation.engine import Engine
+from ssfl.federation.store import StateStore
+from ssfl.federation.trainer import Trainer
+from ssfl.models.backbones import build_backbone
+from ssfl.seeding import derive
+from ssfl.ssl import METHODS
+from ssfl.ssl.base import Method
+
+
+def load_federated(config: Config, *, progress: bool = False) -> FederatedData:
+    """The images, and who holds which."""
+    dataset = load_dataset(config.data, seed=config.seed, progress=progress)
+    return federate(dataset, config.partition, config.seed)
+
+
+def build_method(config: Config, dataset: DataSet) -> Method:
+    """The SSL method on its backbone, initialised from the experiment's seed."""
+    _, channels, size, _ = dataset.train.pixels.shape
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(config.seed, "init"))
+        backbone = build_backbone(config.model, channels=channels, image_size=size)
+        method: Method = METHODS[config.ssl.method](backbone, config.ssl)
+    return method
+
+
+def build_algorithm(config: Config) -> Algorithm:
+    """The algorithm the configuration names."""
+    algorithm: Algorithm = ALGORITHMS[config.algorithm.name](config.algorithm)
+    return algorithm
+
+
+def build_views(config: Config, dataset: DataSet, device: torch.device) -> Views:
+    """The augmentation: the data set's preset, bent to the method's wishes and the user's."""
+    wishes = METHODS[config.ssl.method].wishes
+    spec = resolve(
+        config.views,
+        preset=wishes.preset or dataset.presets,
+        mean=dataset.mean,
+        std=dataset.std,
+        image_size=dataset.train.pixels.shape[-1],
+        jitter=wishes.jitter,
+        solarize=wishes.solarize,
+    )
+    return Views(spec, device)
+
+
+def build_host(
+    config: Config, data: FederatedData, store: StateStore, engine: Engine | None = None
+) -> Host:
+    """A trainer with the data and states of its clients around it."""
+    engine = engine or Engine(config.device)
+    dataset = data.dataset
+    method = METHODS[config.ssl.method]
+    if method.needs_labels and dataset.train.labels is None:
+        raise ConfigError(
+            f"ssl.method = {config.ssl.method!r} learns from labels, "
+            f"and the {dataset.name} images have none"
+        )
+    trainer = Trainer(
+        build=lambda: build_method(config, dataset),
+        algorithm=build_algorithm(config),
+        views=build_views(config, dataset, engine.device),
+        images=dataset.train,
+        local=config.local,
+        engine=engine,
+        seed=config.seed,
+    )
+    return Host(trainer, data, store, config.evaluation)

@@ -1,0 +1,84 @@
+"""Clients in this process: one after another, or side by side in threads of one host each.
+
+The default on one machine. Nothing is copied or encoded; torch runs outside Python's lock, so
+threads keep all cores busy with one torch thread each.
+"""
+
+import queue
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from ssfl.config import Config
+from ssfl.federation.client import Host
+from ssfl.federation.messages import Reason, Reply, Task, failed
+
+
+class LocalCommunicator:
+    """Tasks go straight to `Host.handle`; a host is used by one thread at a time."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._hosts = hosts
+        self._idle: queue.SimpleQueue[Host] = queue.SimpleQueue()
+        for host in hosts:
+            self._idle.put(host)
+        self._pool: ThreadPoolExecutor | None = None
+        self._late: dict[Future[Reply], int] = {}
+
+    def clients(self) -> Sequence[int]:
+        return self._hosts[0].clients()
+
+    def sizes(self) -> Sequence[int]:
+        data = self._hosts[0].data
+        return [data.size(client) for client in data.clients()]
+
+    def exchange(
+        self, task: Task, clients: Sequence[int], deadline: float | None = None
+    ) -> Iterator[Reply]:
+        """Replies as they finish; with one host and no deadline, simply one after another."""
+        if len(self._hosts) == 1 and deadline is None:
+            for client in clients:
+                yield self._hosts[0].handle(client, task)
+            return
+        yield from self._exchange_in_threads(task, clients, deadline)
+
+    def _exchange_in_threads(
+        self, task: Task, clients: Sequence[int], deadline: float | None
+    ) -> Iterator[Reply]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(len(self._hosts), "ssfl-client")
+        end = None if deadline is None else time.monotonic() + deadline
+        pending = {self._pool.submit(self._handle, client, task): client for client in clients}
+        while pending:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            done, _ = wait({*pending, *self._late}, left, FIRST_COMPLETED)
+            if not done:
+                break
+            for future in done:
+                pending.pop(future, None)
+                self._late.pop(future, None)
+                yield future.result()
+        for future, client in pending.items():
+            if not future.cancel():
+                self._late[future] = client  # it cannot be stopped; its reply comes late
+            yield failed(client, task, Reason.DEADLINE, f"no reply within {deadline:g} s")
+
+    def _handle(self, client: int, task: Task) -> Reply:
+        host = self._idle.get()
+        try:
+            return host.handle(client, task)
+        finally:
+            self._idle.put(host)
+
+    def close(self) -> None:
+        """Stop whatever is training at its next step and wait for its thread to end."""
+        for host in self._hosts:
+            host.trainer.stop.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def connect(config: Config, folder: Path, hosts: Sequence[Host]) -> LocalCommunicator:
+    """The transport `local`: this process's own hosts."""
+    return LocalCommunicator(hosts)

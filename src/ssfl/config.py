@@ -1,0 +1,245 @@
+"""Every knob, once: gathered from the rooms that use them, validated, with TOML in and out.
+
+A configuration starts from a recipe or a TOML file, takes `section.key=value` settings on top, and
+is written in full beside the results it led to.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, model_validator
+
+from ssfl.algorithms import ALGORITHMS
+from ssfl.algorithms.base import AlgorithmOptions
+from ssfl.algorithms.global_ssfl import GlobalSSFLOptions
+from ssfl.data.partition import PartitionOptions
+from ssfl.data.sources import SOURCES
+from ssfl.data.sources.shapes import ShapesOptions
+from ssfl.data.views import ViewOptions
+from ssfl.errors import ConfigError
+from ssfl.evaluation.options import EvaluationOptions
+from ssfl.federation.engine import DeviceOptions
+from ssfl.federation.options import LocalOptions, ServerOptions
+from ssfl.models.backbones import BackboneOptions
+from ssfl.registry import Registry
+from ssfl.section import Section
+from ssfl.ssl import METHODS
+from ssfl.ssl.base import MethodOptions
+from ssfl.ssl.simsiam import SimSiamOptions
+
+VERSION = 1
+
+
+class RunOptions(Section):
+    """What a run leaves behind, and how often."""
+
+    checkpoint_every: int = Field(10, ge=1)
+    """Rounds between checkpoints; one is also written on Ctrl-C and at the end."""
+    store_mb: int = Field(4096, ge=0)
+    """Memory for clients' states before they spill to disk."""
+
+
+class Config(Section):
+    """An experiment, whole."""
+
+    version: Literal[1] = VERSION
+    """Version of this format."""
+    name: str = Field("experiment", pattern=r"^[A-Za-z0-9._-]+$")
+    """What the run directory is called."""
+    seed: int = Field(0, ge=0)
+    """Every random number comes from this one."""
+    data: SerializeAsAny[Section] = ShapesOptions()
+    """The images: `source` and its own options."""
+    partition: PartitionOptions = PartitionOptions()
+    views: ViewOptions = ViewOptions()
+    model: BackboneOptions = BackboneOptions()
+    ssl: SerializeAsAny[MethodOptions] = SimSiamOptions()
+    """What a client learns from two views: `method` and its own options."""
+    algorithm: SerializeAsAny[AlgorithmOptions] = GlobalSSFLOptions()
+    """How Θ and θ_k move: `name` and its own options."""
+    local: LocalOptions = LocalOptions()
+    server: ServerOptions = ServerOptions()
+    evaluation: EvaluationOptions = EvaluationOptions()
+    device: DeviceOptions = DeviceOptions()
+    run: RunOptions = RunOptions()
+
+    @model_validator(mode="after")
+    def _round_fits_the_clients(self) -> "Config":
+        asked, there = self.server.clients_per_round, self.partition.clients
+        if self.partition.kind != "natural" and asked > there:
+            raise ValueError(
+                f"server.clients_per_round is {asked}, but there are only {there} clients "
+                "(partition.clients)"
+            )
+        return self
+
+
+CHOICES: dict[str, tuple[str, Registry]] = {
+    "data": ("source", SOURCES),
+    "ssl": ("method", METHODS),
+    "algorithm": ("name", ALGORITHMS),
+}
+"""Sections whose options depend on a choice: the key that chooses, and among what."""
+
+
+def parse(raw: Mapping[str, Any]) -> Config:
+    """A configuration from nested dictionaries, as TOML gives them."""
+    found = raw.get("version", VERSION)
+    if found != VERSION:
+        raise ConfigError(
+            f"this configuration is of version {found}, and this program reads version {VERSION}: "
+            "write it anew with `ssfl config`, or use the program it was made with"
+        )
+    sections: dict[str, Any] = dict(raw)
+    for section, (key, registry) in CHOICES.items():
+        given = sections.get(section)
+        if given is None or isinstance(given, BaseModel):
+            continue
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{section} is a table of options, not {given!r}")
+        chosen = given.get(key, getattr(Config.model_fields[section].default, key))
+        options = registry[chosen].Options
+        sections[section] = _validated(options, dict(given), prefix=f"{section}.")
+    return _validated(Config, sections)
+
+
+def _validated(model: type[Any], values: dict[str, Any], prefix: str = "") -> Any:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_sentences(model, error, prefix))) from None
+
+
+def _sentences(model: type[BaseModel], error: ValidationError, prefix: str) -> Iterable[str]:
+    """Each complaint as: the key, what was given, what is allowed."""
+    for problem in error.errors():
+        key = prefix + ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            section = _section_at(model, problem["loc"][:-1])
+            known = ", ".join(section.model_fields) if section else "other keys"
+            yield f"unknown key {key}: known here are {known}"
+        elif problem["type"] == "value_error":
+            where = f"{key.rstrip('.')}: " if problem["loc"] else ""
+            yield where + problem["msg"].removeprefix("Value error, ")
+        else:
+            message = problem["msg"].replace("Input should be", "it should be")
+            yield f"{key} = {problem['input']!r}: {message}"
+
+
+def _section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
+    for part in path:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return None
+        model = annotation
+    return model
+
+
+def load_config(source: str | Path, settings: Iterable[str] = ()) -> Config:
+    """A recipe by name, or a TOML file by path, with `section.key=value` settings on top."""
+    raw = _read(source)
+    for setting in settings:
+        _apply(raw, setting)
+    return parse(raw)
+
+
+def recipes() -> dict[str, str]:
+    """Names of the recipes in the package, each with its first comment line."""
+    folder = resources.files("ssfl") / "recipes"
+    texts = {
+        entry.name.removesuffix(".toml"): entry.read_text()
+        for entry in folder.iterdir()
+        if entry.name.endswith(".toml")
+    }
+    return {name: texts[name].splitlines()[0].lstrip("# ") for name in sorted(texts)}
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    path = Path(source)
+    packaged = resources.files("ssfl") / "recipes" / f"{source}.toml"
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path}")
+        text = path.read_text()
+    elif packaged.is_file():
+        text = packaged.read_text()
+    else:
+        raise ConfigError(
+            f"there is no recipe '{source}' (known: {', '.join(recipes())}); "
+            "a file is given by a path that ends in .toml"
+        )
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None
+    if path.suffix != ".toml":
+        raw.setdefault("name", str(source))
+    return raw
+
+
+def _apply(raw: dict[str, Any], setting: str) -> None:
+    """Write one `section.key=value` into `raw`; changing a choice drops the other's options."""
+    key, equals, text = setting.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise ConfigError(f"--set {setting}: write it as section.key=value, e.g. local.lr=0.03")
+    value = _value(text.strip())
+    table = raw
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {setting}: {part} is not a section")
+    chooser = CHOICES.get(path[0], (None, None))[0] if len(path) == 2 else None
+    if path[-1] == chooser and table.get(chooser) != value:
+        table.clear()
+    table[path[-1]] = value
+
+
+def _value(text: str) -> Any:
+    """A TOML value; what is not one (a bare word) is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def to_toml(config: Config, *, described: bool = False) -> str:
+    """The whole configuration as TOML, each key with its description if wanted."""
+    plain, sections = [], []
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            about = (type(value).__doc__ or "").strip().splitlines()[0]
+            head = [f"# {about}"] if described and about else []
+            sections.append("\n".join([*head, f"[{name}]", *_lines(value, described)]))
+        else:
+            plain += _line(name, value, field.description, described)
+    return "\n".join(plain) + "\n\n" + "\n\n".join(sections) + "\n"
+
+
+def _lines(section: BaseModel, described: bool) -> list[str]:
+    return [
+        line
+        for name, field in type(section).model_fields.items()
+        for line in _line(name, getattr(section, name), field.description, described)
+    ]
+
+
+def _line(name: str, value: Any, description: str | None, described: bool) -> list[str]:
+    about = " ".join((description or "").split())
+    if value is None:  # TOML has no null: a key that is not set is shown, but as a comment
+        return [f"# {name} is not set. {about}"] if described else []
+    lines = [f"# {about}"] if described and about else []
+    return [*lines, f"{name} = {_literal(value)}"]
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_literal(item) for item in value) + "]"
+    if isinstance(value, Path):
+        value = str(value)
+    return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)

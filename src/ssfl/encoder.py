@@ -1,0 +1,28 @@
+"""An encoder to take away: images in, features out, normalisation inside, an ordinary nn.Module."""
+
+import torch
+from torch import Tensor, nn
+
+from ssfl.models.backbones import Backbone
+
+
+class Encoder(nn.Module):
+    """N×C×H×W images, uint8 or floats in [0, 1], to N×`features`."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, backbone: Backbone, mean: tuple[float, ...], std: tuple[float, ...], image_size: int
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.features = backbone.features
+        self.image_size = image_size
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images.float() / 255 if images.dtype == torch.uint8 else images
+        features: Tensor = self.backbone((x - self.mean) / self.std)
+        return features

@@ -1,0 +1,230 @@
+"""The workflow: data -> server <-> clients -> evaluation -> record. The paper's SSFL workflow.
+
+`train(config)` is all a script needs; the command line adds a progress display and nothing else.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from ssfl.assemble import build_host, load_federated
+from ssfl.comm import COMMUNICATORS
+from ssfl.comm.base import Communicator
+from ssfl.config import Config, load_config
+from ssfl.data.federated import FederatedData
+from ssfl.errors import FederationError
+from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint, save_checkpoint
+from ssfl.federation.client import Host
+from ssfl.federation.engine import Engine
+from ssfl.federation.messages import Reply
+from ssfl.federation.online import OnlineEvaluation
+from ssfl.federation.server import RoundReport, Server
+from ssfl.files import write_text
+from ssfl.run import Run
+from ssfl.tracking import Row, Tracker, default_trackers, log_all
+
+log = logging.getLogger(__name__)
+
+
+class Display(Protocol):
+    """What watches a run: a progress bar, or nothing."""
+
+    def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None: ...
+
+    def begin_round(self, round_: int, clients: int) -> None: ...
+
+    def reply(self, reply: Reply) -> None: ...
+
+    def row(self, row: Row) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Quiet:
+    """Shows nothing; warnings still go to the log."""
+
+    def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None: ...
+
+    def begin_round(self, round_: int, clients: int) -> None: ...
+
+    def reply(self, reply: Reply) -> None: ...
+
+    def row(self, row: Row) -> None: ...
+
+    def note(self, text: str) -> None:
+        log.warning(text)
+
+    def stop(self) -> None: ...
+
+
+def train(
+    config: Config | str,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    comm: str = "local",
+    display: Display | None = None,
+) -> Run:
+    """Run an experiment from its start and return its run directory."""
+    if isinstance(config, str):
+        config = load_config(config)
+    run = Run.create(config, out)
+    Experiment(run, comm, display or Quiet()).play()
+    return run
+
+
+def resume(
+    path: str | os.PathLike[str], *, comm: str = "local", display: Display | None = None
+) -> Run:
+    """Go on with a run from its last checkpoint, to the same end as if it had never stopped."""
+    run = Run(path)
+    Experiment(run, comm, display or Quiet()).play()
+    return run
+
+
+class Experiment:
+    """One run of one configuration in its run directory."""
+
+    def __init__(self, run: Run, comm: str, display: Display) -> None:
+        self.run, self.config, self.display = run, run.config, display
+        self.comm = comm
+
+    def play(self) -> None:
+        """From the last checkpoint (or the start) to the last round."""
+        config, run = self.config, self.run
+        with _torch_threads(config):
+            data = load_federated(config, progress=not isinstance(self.display, Quiet))
+            run.write_facts(data.dataset, len(data.clients()))
+            hosts = self._hosts(data)
+            communicator: Communicator = COMMUNICATORS[self.comm](config, run.path, hosts)
+            trackers = default_trackers(run.path)
+            try:
+                self._rounds(data, hosts, communicator, trackers)
+            finally:
+                communicator.close()
+                for tracker in trackers:
+                    tracker.close()
+                self.display.stop()
+
+    def _hosts(self, data: FederatedData) -> list[Host]:
+        """One host per worker, all sharing the images and one store."""
+        engine, store = Engine(self.config.device), self.run.store
+        asked = self.config.server.clients_per_round or len(data.clients())
+        workers = self.config.device.workers or (
+            min(os.cpu_count() or 1, asked) if engine.device.type == "cpu" else 1
+        )
+        return [build_host(self.config, data, store, engine) for _ in range(workers)]
+
+    def _rounds(
+        self,
+        data: FederatedData,
+        hosts: Sequence[Host],
+        communicator: Communicator,
+        trackers: list[Tracker],
+    ) -> None:
+        config, display = self.config, self.display
+        trainer, store = hosts[0].trainer, hosts[0].store
+        theta = trainer.models.global_.flat.shared.clone()
+        server = Server(
+            theta, trainer.layout, communicator, config.server, config.local, config.seed
+        )
+        evaluation = OnlineEvaluation(config.evaluation, data, trainer, server, config.seed)
+
+        def record(row: Row) -> None:
+            log_all(trackers, row)
+            display.row(row)
+
+        found = latest_checkpoint(self.run.checkpoints)
+        if found is not None:
+            check_fit(found, trainer.layout.digest, self.run.checkpoints)
+            server.load(found.tensors, found.rounds)
+            store.rewind(found.rounds)
+            log_all(trackers, {"kind": "resume", "round": found.rounds})
+        rounds = config.server.rounds
+        display.start(self.run, data, rounds, server.rounds_done)
+        for note in data.dataset.notes:
+            display.note(note)
+        if server.rounds_done == 0 and config.evaluation.baselines:
+            record({"kind": "baseline", "round": 0, **evaluation.baselines()})
+        started = time.perf_counter()
+        try:
+            while server.rounds_done < rounds:
+                display.begin_round(server.rounds_done, config.server.clients_per_round)
+                report = server.play_round(display.reply)
+                record(_round_row(report))
+                self._judge(server, evaluation, record)
+                if server.rounds_done % config.run.checkpoint_every == 0:
+                    self._save(server, hosts)
+        except (KeyboardInterrupt, FederationError):
+            communicator.close()
+            self._save(server, hosts)
+            raise
+        self._save(server, hosts)
+        self._conclude(time.perf_counter() - started)
+
+    def _judge(self, server: Server, evaluation: OnlineEvaluation, record: Any) -> None:
+        every, done = self.config.evaluation.every, server.rounds_done
+        due = done == self.config.server.rounds or (every and done % every == 0)
+        if not due:
+            return
+        row = evaluation.measure()
+        record({"kind": "evaluation", "round": done, **row})
+        if row.get("warning"):
+            self.display.note(f"round {done}: {row['warning']}")
+
+    def _save(self, server: Server, hosts: Sequence[Host]) -> None:
+        """States first, then the checkpoint that refers to them, then drop what is outdated."""
+        if server.rounds_done == server.durable:
+            return
+        store = hosts[0].store
+        store.flush()
+        checkpoint = Checkpoint(server.rounds_done, server.layout.digest, server.state())
+        save_checkpoint(self.run.checkpoints, checkpoint)
+        server.durable = server.rounds_done
+        store.prune(server.durable)
+
+    def _conclude(self, seconds: float) -> None:
+        """Write the last figures where a script finds them."""
+        rows = self.run.metrics
+        final: dict[str, Any] = {"rounds": self.config.server.rounds, "train_seconds": seconds}
+        for kind in ("baseline", "round", "evaluation"):
+            last = next((row for row in reversed(rows) if row["kind"] == kind), {})
+            final |= {k: v for k, v in last.items() if k not in ("kind", "round")}
+        final["seconds"] = sum(row["seconds"] for row in rows if row["kind"] == "round")
+        write_text(self.run.path / "final.json", json.dumps(final, indent=2))
+
+
+def _round_row(report: RoundReport) -> Row:
+    return {
+        "kind": "round",
+        "round": report.round,
+        **report.metrics,
+        "rate": report.rate,
+        "update_norm": report.update_norm,
+        "asked": report.asked,
+        "accepted": report.accepted,
+        "late": report.late,
+        "failures": report.failures,
+        "images": report.images,
+        "seconds": report.seconds,
+    }
+
+
+@contextmanager
+def _torch_threads(config: Config) -> Iterator[None]:
+    """One torch thread per client on a CPU: the same bits with one worker or many, and no core
+    waiting for another."""
+    before = torch.get_num_threads()
+    if Engine(config.device).device.type == "cpu":
+        torch.set_num_threads(config.device.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

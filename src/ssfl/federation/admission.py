@@ -1,0 +1,57 @@
+"""Which updates the server lets in: finite, of the right layout and round, and of a sane size.
+
+One broken or hostile client must not spoil Θ; what is refused is counted and logged with its
+client's id, and the round goes on.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from ssfl.federation.messages import Failure, Reason, Reply, Task
+
+
+class Admission:
+    """Checks replies to training tasks; remembers how large honest updates have been.
+
+    The yardstick is the median norm of the last round's accepted updates, and before there is one,
+    the norm of Θ itself. It is part of a checkpoint.
+    """
+
+    def __init__(self, max_ratio: float, yardstick: float = 0.0) -> None:
+        self.max_ratio = max_ratio
+        self.yardstick = yardstick
+        self._norms: list[float] = []
+
+    def admit(self, reply: Reply, task: Task) -> Reply:
+        """The reply itself, or the same client's refusal with the reason in words."""
+        if reply.failure is not None:
+            return reply
+        objection = self._objection(reply, task)
+        if objection is None:
+            return reply
+        return replace(reply, delta=None, control=None, failure=Failure(Reason.REFUSED, objection))
+
+    def close_round(self) -> None:
+        """Take this round's median as the next yardstick."""
+        if self._norms:
+            self.yardstick = float(torch.tensor(self._norms).median())
+        self._norms = []
+
+    def _objection(self, reply: Reply, task: Task) -> str | None:
+        if reply.kind is not task.kind or reply.round > task.round:
+            return f"a {reply.kind} reply for round {reply.round} to a {task.kind} task"
+        if reply.samples <= 0:
+            return f"it claims {reply.samples} samples"
+        if reply.delta is None:
+            return None
+        if reply.layout != task.layout or reply.delta.shape != task.theta.shape:
+            return "its update has another layout than the model"
+        norm = float(torch.linalg.vector_norm(reply.delta))
+        if not norm < float("inf"):  # NaN fails this too
+            return "its update is not finite"
+        limit = self.max_ratio * (self.yardstick or float(torch.linalg.vector_norm(task.theta)))
+        if norm > limit:
+            return f"its update's norm is {norm:.3g}, over the limit of {limit:.3g}"
+        self._norms.append(norm)
+        return None

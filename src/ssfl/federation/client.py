@@ -1,0 +1,123 @@
+"""A client: the one place where private images and tasks meet. The paper's Client Manager.
+
+`Client.handle(task) -> Reply` is the only way in, whether it is called directly, in a rank loop or
+at a site. A `Host` is whatever runs clients (a process, a thread, a site): it has a trainer, the
+data it is allowed to see, and a store for its clients' states.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from ssfl.data.federated import FederatedData
+from ssfl.errors import SSFLError
+from ssfl.evaluation.features import extract
+from ssfl.evaluation.health import health
+from ssfl.evaluation.knn import knn_accuracy
+from ssfl.evaluation.options import EvaluationOptions
+from ssfl.federation.messages import Reason, Reply, Task, TaskKind, failed
+from ssfl.federation.store import StateStore
+from ssfl.federation.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+class Host:
+    """A trainer, the images of one or many clients, and their states."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        data: FederatedData,
+        store: StateStore,
+        evaluation: EvaluationOptions,
+    ) -> None:
+        self.trainer, self.data, self.store, self.evaluation = trainer, data, store, evaluation
+
+    def clients(self) -> Sequence[int]:
+        return self.data.clients()
+
+    def handle(self, client: int, task: Task) -> Reply:
+        """Hand the task to one of this host's clients."""
+        return Client(client, self).handle(task)
+
+
+class Client:
+    """One client's answer to tasks. Labels and images stay in here."""
+
+    def __init__(self, id_: int, host: Host) -> None:
+        self.id, self._host = id_, host
+
+    def handle(self, task: Task) -> Reply:
+        """Do what the task says; whatever goes wrong comes back as a typed failure."""
+        if task.layout != self._host.trainer.layout.digest:
+            return failed(
+                self.id, task, Reason.REFUSED, "the task's model has another layout than mine"
+            )
+        try:
+            return self._train(task) if task.kind is TaskKind.TRAIN else self._evaluate(task)
+        except SSFLError as error:
+            return failed(self.id, task, Reason.ERROR, str(error))
+        except Exception as error:
+            log.exception("client %d failed in round %d", self.id, task.round)
+            return failed(self.id, task, Reason.ERROR, f"{type(error).__name__}: {error}")
+
+    def _train(self, task: Task) -> Reply:
+        host = self._host
+        state = host.store.get(self.id, before=task.round)
+        indices = host.data.train_indices(self.id)
+        result = host.trainer.train(self.id, task, state, indices)
+        host.store.put(self.id, task.round + 1, result.state)
+        return Reply(
+            self.id,
+            task.kind,
+            task.round,
+            layout=task.layout,
+            delta=result.delta,
+            samples=len(indices),
+            steps=result.steps,
+            metrics=result.metrics,
+            control=result.control,
+        )
+
+    def _evaluate(self, task: Task) -> Reply:
+        """kNN of this client's encoder on its own test images where labels are known, health
+        figures always."""
+        host, trainer, options = self._host, self._host.trainer, self._host.evaluation
+        state = host.store.get(self.id, before=task.round)
+        train, test = host.data.train_indices(self.id), host.data.test_indices(self.id)
+        encoder = trainer.encoder(self.id, task, state, train)
+        images, held_out = host.data.dataset.train, host.data.dataset.test
+        features = self._features(encoder, images.pixels, train)
+        judged = features
+        metrics: dict[str, float] = {}
+        if held_out is not None and test is not None and len(test):
+            judged = self._features(encoder, held_out.pixels, test)
+            if images.labels is not None and held_out.labels is not None:
+                device = features.device
+                metrics["knn"] = knn_accuracy(
+                    features,
+                    images.labels[train].to(device),
+                    judged,
+                    held_out.labels[test].to(device),
+                    k=options.k,
+                    temperature=options.temperature,
+                )
+        figures = health(judged) if len(judged) > 1 else None
+        if figures is not None:
+            metrics |= {"std_ratio": figures.std_ratio, "effective_rank": figures.effective_rank}
+        return Reply(self.id, task.kind, task.round, samples=len(judged), metrics=metrics)
+
+    def _features(
+        self, encoder: torch.nn.Module, pixels: torch.Tensor, indices: torch.Tensor
+    ) -> torch.Tensor:
+        trainer = self._host.trainer
+        return extract(
+            encoder,
+            pixels,
+            trainer.views.plain,
+            device=trainer.engine.device,
+            indices=indices,
+            batch=self._host.evaluation.batch,
+        )

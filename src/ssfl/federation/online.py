@@ -1,0 +1,150 @@
+"""The indicator that runs beside the training: is it learning, and is it healthy?
+
+Global: Θ's features of the whole training set as the bank, the whole test set as queries.
+Personal: every client judges its own encoder on its own test images and sends the figure. Where no
+labels are known, health figures alone.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssfl.data.federated import FederatedData
+from ssfl.evaluation.features import extract
+from ssfl.evaluation.health import Health, collapsed, health
+from ssfl.evaluation.knn import knn_accuracy
+from ssfl.evaluation.options import EvaluationOptions
+from ssfl.evaluation.summary import summarise
+from ssfl.federation.messages import Reply
+from ssfl.federation.server import Server
+from ssfl.federation.trainer import Trainer
+
+Figures = dict[str, Any]
+
+
+class OnlineEvaluation:
+    """Measures Θ and the clients' encoders every so many rounds."""
+
+    def __init__(
+        self,
+        options: EvaluationOptions,
+        data: FederatedData,
+        trainer: Trainer,
+        server: Server,
+        seed: int,
+    ) -> None:
+        self._options, self._data, self._trainer, self._server = options, data, trainer, server
+
+    def measure(self) -> Figures:
+        """Global and per-client figures of the models as they are now."""
+        return self._global() | self._personal()
+
+    def baselines(self) -> Figures:
+        """The same kNN on raw pixels and with the untrained encoder."""
+        untrained = self.measure()
+        figures = {
+            f"untrained_{name}": untrained[name]
+            for name in ("knn_global", "knn_mean", "knn_weighted")
+            if name in untrained
+        }
+        return figures | self._pixels()
+
+    def _global(self) -> Figures:
+        """Figures of Θ over all images, where the server holds them (in simulation)."""
+        train, test = self._data.dataset.train, self._data.dataset.test
+        encoder = self._trainer.global_encoder(self._server.theta)
+        queries = self._features(encoder, (test if test is not None else train).pixels)
+        figures = _health_row(health(queries))
+        if test is None or train.labels is None or test.labels is None:
+            return figures
+        rows = _spread(len(train), self._options.bank)
+        bank = self._features(encoder, train.pixels, rows)
+        figures["knn_global"] = self._knn(bank, train.labels[rows], queries, test.labels)
+        return figures
+
+    def _personal(self) -> Figures:
+        clients = list(self._data.clients())
+        chosen = [clients[i] for i in _spread(len(clients), self._options.clients).tolist()]
+        return _client_row(self._server.evaluate(chosen)) if chosen else {}
+
+    def _pixels(self) -> Figures:
+        """kNN on the pixels themselves, on every client's own images."""
+        data = self._data
+        train, test = data.dataset.train, data.dataset.test
+        if test is None or train.labels is None or test.labels is None:
+            return {}
+        values, weights = [], []
+        for client in data.clients():
+            own, held_out = data.train_indices(client), data.test_indices(client)
+            if held_out is None or not len(held_out):
+                continue
+            bank, queries = _as_features(train.pixels[own]), _as_features(test.pixels[held_out])
+            values.append(self._knn(bank, train.labels[own], queries, test.labels[held_out]))
+            weights.append(len(held_out))
+        if not values:
+            return {}
+        summary = summarise(values, weights)
+        everything = self._knn(
+            _as_features(train.pixels), train.labels, _as_features(test.pixels), test.labels
+        )
+        return {
+            "pixels_knn_global": everything,
+            "pixels_knn_mean": summary.mean,
+            "pixels_knn_weighted": summary.weighted_mean,
+        }
+
+    def _knn(self, bank: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> float:
+        return knn_accuracy(
+            bank,
+            labels.to(bank.device),
+            queries,
+            truth.to(bank.device),
+            k=self._options.k,
+            temperature=self._options.temperature,
+        )
+
+    def _features(
+        self, encoder: torch.nn.Module, pixels: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
+        return extract(
+            encoder,
+            pixels,
+            self._trainer.views.plain,
+            device=self._trainer.engine.device,
+            indices=rows,
+            batch=self._options.batch,
+        )
+
+
+def _client_row(replies: list[Reply]) -> Figures:
+    """Means over clients: plain (the paper's) and weighted by test images."""
+    judged = [reply for reply in replies if "knn" in reply.metrics]
+    figures: Figures = {"clients": {str(r.client): r.metrics for r in replies}}
+    if judged:
+        summary = summarise([r.metrics["knn"] for r in judged], [r.samples for r in judged])
+        figures |= {
+            "knn_mean": summary.mean,
+            "knn_weighted": summary.weighted_mean,
+            "knn_std": summary.std,
+        }
+    return figures
+
+
+def _health_row(figures: Health) -> Figures:
+    row: Figures = {
+        "std_ratio": figures.std_ratio,
+        "effective_rank": figures.effective_rank,
+        "uniformity": figures.uniformity,
+    }
+    warning = collapsed(figures)
+    return row | ({"warning": warning} if warning else {})
+
+
+def _spread(n: int, limit: int) -> Tensor:
+    """At most `limit` indices below `n`, evenly spaced."""
+    return torch.arange(min(n, limit)) * n // max(1, min(n, limit))
+
+
+def _as_features(pixels: Tensor) -> Tensor:
+    return pixels.flatten(1).float() / 255

@@ -1,0 +1,232 @@
+"""The server: samples clients, sends Θ, folds their updates, moves Θ. The paper's Server Manager.
+
+It knows no transport and no learning: a `Communicator` brings replies, an `Aggregator` folds them
+in the order the clients were asked (so the sum has the same bits whatever order they finish in),
+and a server optimizer turns the mean into the next Θ.
+"""
+
+import logging
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ssfl.comm.base import Communicator
+from ssfl.errors import FederationError
+from ssfl.federation.admission import Admission
+from ssfl.federation.aggregate import Aggregator, Update, build_aggregator, in_order
+from ssfl.federation.drift import move_control
+from ssfl.federation.messages import Failure, Reply, Task, TaskKind
+from ssfl.federation.options import LocalOptions, ServerOptions
+from ssfl.federation.samplers import build_sampler
+from ssfl.federation.server_optimizers import build_server_optimizer
+from ssfl.models.flat import Layout
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class RoundReport:
+    """What a round came to."""
+
+    round: int
+    rate: float
+    asked: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Means over clients, weighted by their samples."""
+    accepted: int = 0
+    late: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    """How many clients did not count, by reason."""
+    images: int = 0
+    update_norm: float = 0.0
+    seconds: float = 0.0
+
+
+class Server:
+    """Θ and all that moves it."""
+
+    def __init__(
+        self,
+        theta: Tensor,
+        layout: Layout,
+        communicator: Communicator,
+        options: ServerOptions,
+        local: LocalOptions,
+        seed: int,
+    ) -> None:
+        self.theta, self.layout = theta, layout
+        self.rounds_done = 0
+        self.durable = 0
+        self._communicator, self._options, self._local, self._seed = (
+            communicator,
+            options,
+            local,
+            seed,
+        )
+        self._sampler = build_sampler(options)
+        self._optimizer = build_server_optimizer(options, layout)
+        self._admission = Admission(options.max_norm_ratio)
+        self._control = (
+            torch.zeros(layout.trainable, device=theta.device)
+            if local.correction == "scaffold"
+            else None
+        )
+
+    def play_round(self, on_reply: Callable[[Reply], None] = lambda reply: None) -> RoundReport:
+        """One communication round: Θ^(t) to Θ^(t+1)."""
+        started = time.perf_counter()
+        options, task = self._options, self._task()
+        clients, sizes = self._communicator.clients(), self._communicator.sizes()
+        wanted = min(options.clients_per_round or len(clients), len(clients))
+        asking = min(len(clients), math.ceil(wanted * (1 + options.oversample)))
+        asked = self._sampler.draw(task.round, asking, clients, sizes, self._seed)
+        size_of = dict(zip(clients, sizes, strict=True))
+        aggregator = build_aggregator(
+            options,
+            self.layout,
+            self.theta,
+            sum(size_of[client] for client in asked),
+            momentum=self._local.momentum,
+        )
+        report = RoundReport(task.round, task.rate, len(asked))
+        self._collect(task, asked, wanted, aggregator, report, on_reply)
+        if aggregator.count:
+            mean = aggregator.finish()
+            report.update_norm = float(torch.linalg.vector_norm(mean.delta))
+            self.theta = self._optimizer.step(self.theta, mean)
+            self._control = move_control(self._control, mean, len(clients))
+        self._admission.close_round()
+        self.rounds_done += 1
+        report.seconds = time.perf_counter() - started
+        return report
+
+    def _collect(
+        self,
+        task: Task,
+        asked: Sequence[int],
+        wanted: int,
+        aggregator: Aggregator,
+        report: RoundReport,
+        on_reply: Callable[[Reply], None],
+    ) -> None:
+        """Fold replies in the order asked; where too few count, ask those that failed again."""
+        needed = max(1, math.ceil(self._options.min_replies * wanted))
+        totals: dict[str, float] = defaultdict(float)
+        failures: dict[int, Failure] = {}
+        late: list[Reply] = []
+
+        def fold(reply: Reply) -> None:
+            self._fold(reply, task, aggregator)
+            report.images += reply.samples
+            for name, value in reply.metrics.items():
+                totals[name] += value * reply.samples
+
+        waiting = list(asked)
+        for _ in range(1 + self._options.retries):
+            failures = {}
+            for reply in in_order(self._replies(task, waiting, late, on_reply), waiting):
+                if reply.failure is not None:
+                    failures[reply.client] = reply.failure
+                elif report.accepted < wanted:  # otherwise over-sampled, and enough came first
+                    report.accepted += 1
+                    fold(reply)
+            waiting = [client for client in waiting if client in failures]
+            if report.accepted >= needed or not waiting:
+                break
+        report.late = len(late)
+        if self._options.late == "discount":
+            for reply in sorted(late, key=lambda reply: (reply.round, reply.client)):
+                fold(reply)
+        report.failures = dict(Counter(str(failure.reason) for failure in failures.values()))
+        report.metrics = {name: total / report.images for name, total in totals.items()}
+        if report.accepted < needed:
+            reasons = ", ".join(f"{n} {reason}" for reason, n in report.failures.items())
+            detail = next(iter(failures.values())).detail if failures else "no reason given"
+            raise FederationError(
+                f"round {task.round}: only {report.accepted} of {len(asked)} clients replied and "
+                f"{needed} are needed (server.min_replies); {reasons}, the first: {detail}"
+            )
+
+    def _replies(
+        self,
+        task: Task,
+        clients: Sequence[int],
+        late: list[Reply],
+        on_reply: Callable[[Reply], None],
+    ) -> Iterator[Reply]:
+        """Admitted replies to this task as they come; those to an earlier one go to `late`."""
+        for reply in self._communicator.exchange(task, clients, self._options.deadline or None):
+            admitted = self._admission.admit(reply, task)
+            on_reply(admitted)
+            if admitted.failure is not None:
+                log.warning(
+                    "round %d: client %d %s: %s",
+                    task.round,
+                    admitted.client,
+                    admitted.failure.reason,
+                    admitted.failure.detail,
+                )
+            if admitted.round == task.round:
+                yield admitted
+            elif admitted.failure is None:
+                late.append(admitted)
+
+    def _fold(self, reply: Reply, task: Task, aggregator: Aggregator) -> None:
+        if reply.delta is None:  # an algorithm that keeps everything at home
+            return
+        lateness = task.round - reply.round
+        weight = reply.samples * (1 + lateness) ** -self._options.staleness
+        aggregator.add(Update(reply.client, reply.delta, weight, reply.steps, reply.control))
+
+    def evaluate(self, clients: Sequence[int]) -> list[Reply]:
+        """Ask clients to judge their encoders; replies in the order asked, failures left out."""
+        task = self._task(TaskKind.EVALUATE)
+        replies = list(in_order(self._communicator.exchange(task, clients), clients))
+        return [reply for reply in replies if reply.failure is None]
+
+    def _task(self, kind: TaskKind = TaskKind.TRAIN) -> Task:
+        return Task(
+            kind,
+            self.rounds_done,
+            self.theta,
+            self.layout.digest,
+            rate=self.rate(self.rounds_done),
+            progress=self.rounds_done / self._options.rounds,
+            durable=self.durable,
+            control=self._control if kind is TaskKind.TRAIN else None,
+        )
+
+    def rate(self, round_: int) -> float:
+        """The local learning rate of a round: cosine over rounds, no warm-up."""
+        if self._local.schedule == "constant":
+            return self._local.lr
+        return self._local.lr * 0.5 * (1 + math.cos(math.pi * round_ / self._options.rounds))
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a checkpoint must hold for the run to go on as if never stopped."""
+        tensors = {"theta": self.theta, "yardstick": torch.tensor(self._admission.yardstick)}
+        tensors |= {f"optimizer.{k}": v for k, v in self._optimizer.state().items()}
+        if self._control is not None:
+            tensors["control"] = self._control
+        return tensors
+
+    def load(self, tensors: dict[str, Tensor], rounds_done: int) -> None:
+        """Go on from a checkpoint."""
+        device = self.theta.device
+        self.theta = tensors["theta"].to(device)
+        self._admission.yardstick = float(tensors["yardstick"])
+        self._optimizer.load(
+            {
+                name.removeprefix("optimizer."): tensor.to(device)
+                for name, tensor in tensors.items()
+                if name.startswith("optimizer.")
+            }
+        )
+        if self._control is not None:
+            self._control = tensors["control"].to(device)
+        self.rounds_done = self.durable = rounds_done

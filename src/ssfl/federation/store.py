@@ -1,0 +1,126 @@
+"""Where clients' states live between rounds: in memory first, on disk past a limit.
+
+Each state is tagged with the number of rounds completed when it was made. A run that goes back to
+an earlier checkpoint asks for states `before` that round and gets what was true then, because
+older versions stay until a newer checkpoint makes them useless.
+"""
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+from ssfl.federation.state import ClientState
+from ssfl.files import read_tensors, write_tensors
+
+Versions = dict[int, ClientState]
+
+
+class StateStore:
+    """States by client, at most `limit` bytes of them in memory, the rest in `folder`.
+
+    A folder per client holds `round-000040.safetensors`: its state after 40 completed rounds. In
+    memory a client has its newest state and the one before, for a round that is broken off.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder = folder
+        self.limit = limit
+        self._memory: OrderedDict[int, Versions] = OrderedDict()
+        self._unsaved: set[tuple[int, int]] = set()
+        self._touched: set[int] = set()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, client: int, before: int) -> ClientState:
+        """The client's latest state made within its first `before` rounds; empty if none."""
+        with self._lock:
+            held = self._memory.get(client, {})
+            known = [v for v in {*held, *self._on_disk(client)} if v <= before]
+            if not known:
+                return ClientState()
+            version = max(known)
+            if version not in held:
+                tensors, _ = read_tensors(self._path(client, version))
+                self._hold(client, version, ClientState(**tensors))
+                self._spill(keep=client)
+            self._memory.move_to_end(client)
+            return self._memory[client][version]
+
+    def put(self, client: int, rounds: int, state: ClientState) -> None:
+        """Remember `state` as the client's after `rounds` completed rounds."""
+        with self._lock:
+            self._hold(client, rounds, state)
+            self._unsaved.add((client, rounds))
+            self._touched.add(client)
+            self._spill(keep=None)
+
+    def flush(self) -> None:
+        """Bring everything that is only in memory to disk."""
+        with self._lock:
+            for client, version in sorted(self._unsaved):
+                self._save(client, version)
+
+    def prune(self, durable: int) -> None:
+        """Delete versions that no run resumed at or after `durable` rounds would ask for."""
+        with self._lock:
+            for client in self._touched:
+                versions = self._on_disk(client)
+                needed = max((v for v in versions if v <= durable), default=0)
+                for version in versions:
+                    if version < needed:
+                        self._path(client, version).unlink(missing_ok=True)
+            self._touched.clear()
+
+    def rewind(self, rounds: int) -> None:
+        """Delete versions past `rounds`: a run that goes back makes its later history anew."""
+        with self._lock:
+            for client in self.clients():
+                for version in self._on_disk(client):
+                    if version > rounds:
+                        self._path(client, version).unlink(missing_ok=True)
+
+    def clients(self) -> list[int]:
+        """Clients with a state, on disk or in memory."""
+        on_disk = {int(path.name) for path in self.folder.glob("*") if path.name.isdigit()}
+        return sorted(on_disk | set(self._memory))
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of states in memory."""
+        return self._bytes
+
+    def _hold(self, client: int, version: int, state: ClientState) -> None:
+        versions = self._memory.setdefault(client, {})
+        if version in versions:
+            self._bytes -= versions[version].bytes
+        versions[version] = state
+        self._bytes += state.bytes
+        for old in sorted(versions)[:-2]:
+            self._unsaved.discard((client, old))
+            self._bytes -= versions.pop(old).bytes
+        self._memory.move_to_end(client)
+
+    def _spill(self, keep: int | None) -> None:
+        """Move the longest unused states to disk until the rest fits the limit."""
+        for client in list(self._memory):
+            if self._bytes <= self.limit:
+                return
+            if client == keep:
+                continue
+            for version, state in self._memory[client].items():
+                self._save(client, version)
+                self._bytes -= state.bytes
+            del self._memory[client]
+
+    def _save(self, client: int, version: int) -> None:
+        if (client, version) in self._unsaved:
+            tensors = self._memory[client][version].tensors()
+            write_tensors(self._path(client, version), tensors, {"rounds": str(version)})
+            self._unsaved.discard((client, version))
+
+    def _on_disk(self, client: int) -> list[int]:
+        files = (self.folder / f"{client:06d}").glob("round-*.safetensors")
+        return [int(file.stem.removeprefix("round-")) for file in files]
+
+    def _path(self, client: int, version: int) -> Path:
+        return self.folder / f"{client:06d}" / f"round-{version:06d}.safetensors"

@@ -1,0 +1,243 @@
+"""A device and the models that live on it: runs an algorithm's local steps for any client.
+
+The models are made once; every client's vectors are written into them in place. Micro-batches,
+precision and the learning rate live here; what a step does is the algorithm's business.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from threading import Event
+
+import torch
+from torch import Tensor, nn
+
+from ssfl.algorithms.base import Algorithm, Models
+from ssfl.data.images import Images
+from ssfl.data.views import Views
+from ssfl.federation.drift import Drift
+from ssfl.federation.engine import Engine
+from ssfl.federation.learner import Learner
+from ssfl.federation.messages import Task
+from ssfl.federation.options import LocalOptions
+from ssfl.federation.state import ClientState
+from ssfl.models.flat import Kind, Layout
+from ssfl.seeding import torch_generator
+from ssfl.ssl.base import Batch, Method
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a client's local training."""
+
+    delta: Tensor | None
+    state: ClientState
+    steps: int
+    metrics: dict[str, float]
+    control: Tensor | None = None
+
+
+class Trainer:
+    """Resident models on one device, and the local work of any client on them."""
+
+    def __init__(
+        self,
+        build: Callable[[], Method],
+        algorithm: Algorithm,
+        views: Views,
+        images: Images,
+        local: LocalOptions,
+        engine: Engine,
+        seed: int,
+    ) -> None:
+        self.algorithm, self.views, self.local, self.engine, self.seed = (
+            algorithm,
+            views,
+            local,
+            engine,
+            seed,
+        )
+        self.stop = Event()
+        self.pixels = images.pixels.to(engine.device)
+        labels = images.labels
+        self._labels = labels.to(engine.device) if labels is not None else None
+        global_ = self._resident(build)
+        personal = self._resident(build) if algorithm.personal else None
+        self.models = Models(global_, personal, torch.zeros_like(global_.flat.trainable))
+        self._norms = (
+            self.layout.select([Kind.NORM, Kind.STATISTIC], engine.device)
+            if local.batch_norm == "fedbn"
+            else None
+        )
+        self._drift = Drift(local, self.models)
+        self._step = engine.step(self._one_step)
+
+    def _resident(self, build: Callable[[], Method]) -> Learner:
+        method = build().to(self.engine.device).train()
+        learner = Learner(method, self.local)
+        self.engine.prepare(learner, self.algorithm)
+        return learner
+
+    @property
+    def layout(self) -> Layout:
+        return self.models.global_.flat.layout
+
+    def train(self, client: int, task: Task, state: ClientState, indices: Tensor) -> Result:
+        """Run the client's local epochs from Θ and its state."""
+        device = self.engine.device
+        state = state.to(device)
+        theta = task.theta.to(device)
+        plan = self._plan(client, task.round, indices)
+        self._step.ready(plan[0])  # a step that is captured is captured before the models matter
+        memory = self._load(task, theta, state)
+        totals = torch.zeros(len(self.algorithm.metrics), device=device)
+        draws = torch_generator(self.seed, "views", task.round, client, device=device)
+        for index in plan:
+            if self.stop.is_set():
+                raise KeyboardInterrupt
+            totals += self._step(index, self._uniforms(index, draws))
+        values = (totals / max(len(plan), 1)).tolist()
+        return Result(
+            delta=self._delta(theta) if self.algorithm.sends else None,
+            state=self._state(state, memory, task, len(plan)),
+            steps=len(plan),
+            metrics=dict(zip(self.algorithm.metrics, values, strict=True)),
+            control=self._drift.change,
+        )
+
+    def encoder(self, client: int, task: Task, state: ClientState, indices: Tensor) -> nn.Module:
+        """The encoder this client is judged by, its weights in place until the next call."""
+        device, models = self.engine.device, self.models
+        state = state.to(device)
+        kind = self.algorithm.encoder
+        if kind == "personal" and state.personal is not None:
+            models.own.flat.vector.copy_(state.personal)
+            return models.own.method.backbone
+        self._receive(task.theta.to(device), state)
+        if kind == "adapted":
+            self._adapt(client, task, indices)
+        return models.global_.method.backbone
+
+    def global_encoder(self, theta: Tensor) -> nn.Module:
+        """Θ's encoder."""
+        self.models.global_.flat.shared.copy_(theta.to(self.engine.device))
+        return self.models.global_.method.backbone
+
+    def _adapt(self, client: int, task: Task, indices: Tensor) -> None:
+        """A few plain SGD steps on the client's own images, as the algorithm has it."""
+        learner, algorithm = self.models.global_, self.algorithm
+        learner.reset()
+        learner.progress.fill_(task.progress)
+        draws = torch_generator(
+            self.seed, "adapt-views", task.round, client, device=self.engine.device
+        )
+        with learner.at_rate(algorithm.adapt_rate(self.local.lr)):
+            for step in range(algorithm.adapt_steps):
+                order = torch_generator(self.seed, "adapt-batches", task.round, client, step)
+                chosen = indices[torch.randperm(len(indices), generator=order)][: self.local.batch]
+                index = chosen.to(self.engine.device).unsqueeze(0)
+                uniforms = self._uniforms(index, draws)
+                for part, share, last in self._micro_batches(index.shape[1]):
+                    learner.share, learner.last = share, last
+                    (batch,) = self._batches(index[:, part], uniforms[:, :, part])
+                    algorithm.adapt(self.models, batch)
+
+    def _plan(self, client: int, round_: int, indices: Tensor) -> Tensor:
+        """Which images each step sees: steps × batches × images, rows of the data set."""
+        size = min(self.local.batch, len(indices))
+        steps = len(indices) // size if size > 1 else 0  # batch norm needs two images
+        order = torch_generator(self.seed, "batches", round_, client)
+        shuffled = [
+            torch.stack(
+                [
+                    torch.randperm(len(indices), generator=order)[: steps * size].view(steps, size)
+                    for _ in range(self.algorithm.batches)
+                ],
+                dim=1,
+            )
+            for _ in range(self.local.epochs)
+        ]
+        return indices[torch.cat(shuffled)].to(self.engine.device, non_blocking=True)
+
+    def _uniforms(self, index: Tensor, generator: torch.Generator) -> Tensor:
+        """The random numbers behind one step's views: batches × views × images × draws."""
+        batches, images = index.shape
+        shape = (batches, self.models.global_.method.views, images, self.views.draws)
+        return torch.rand(shape, generator=generator, device=self.engine.device)
+
+    def _one_step(self, index: Tensor, uniforms: Tensor) -> Tensor:
+        """One iteration of the algorithm, in one piece or in micro-batches."""
+        totals = torch.zeros(len(self.algorithm.metrics), device=index.device)
+        for part, share, last in self._micro_batches(index.shape[1]):
+            for learner in filter(None, (self.models.global_, self.models.personal)):
+                learner.share, learner.last = share, last
+            batches = self._batches(index[:, part], uniforms[:, :, part])
+            values = self.algorithm.step(self.models, *batches)
+            totals += torch.stack([value.float() for value in values]) * share
+        return totals
+
+    def _batches(self, index: Tensor, uniforms: Tensor) -> list[Batch]:
+        labels = self._labels if self.models.global_.method.needs_labels else None
+        return [
+            Batch(self.views(self.pixels[rows], drawn), None if labels is None else labels[rows])
+            for rows, drawn in zip(index, uniforms, strict=True)
+        ]
+
+    def _micro_batches(self, images: int) -> list[tuple[slice, float, bool]]:
+        """Near-equal parts of a batch: (which images, their share of it, is it the last)."""
+        parts = -(-images // self.local.micro_batch) if self.local.micro_batch else 1
+        edges = [round(images * i / parts) for i in range(parts + 1)]
+        return [(slice(a, b), (b - a) / images, b == images) for a, b in pairwise(edges)]
+
+    def _load(self, task: Task, theta: Tensor, state: ClientState) -> Tensor | None:
+        """Make the resident models this client's; returns what its algorithm will remember."""
+        models = self.models
+        memory = self._receive(theta, state)
+        models.global_.reset(state.momentum)
+        if models.personal is not None:
+            models.personal.reset(state.personal_momentum)
+            if state.personal is not None:
+                models.personal.flat.vector.copy_(state.personal)
+            else:  # θ_k starts as the Θ its client is first sent
+                models.personal.flat.vector.copy_(models.global_.flat.vector)
+        for learner in filter(None, (models.global_, models.personal)):
+            learner.rate.fill_(task.rate)
+            learner.progress.fill_(task.progress)
+        self._drift.begin(task, state)
+        return memory
+
+    def _receive(self, theta: Tensor, state: ClientState) -> Tensor | None:
+        """Θ arrives; the client's home part and (FedBN) its own norms are put back around it."""
+        models = self.models
+        flat = models.global_.flat
+        models.received.copy_(theta[: self.layout.trainable])
+        memory = self.algorithm.arrive(models, theta, state.mine, state.memory)
+        if state.home is not None:
+            flat.home.copy_(state.home)
+        if self._norms is not None and state.norms is not None:
+            flat.shared[self._norms] = state.norms
+        return memory
+
+    def _delta(self, theta: Tensor) -> Tensor:
+        delta = self.models.global_.flat.shared - theta
+        if self._norms is not None:
+            delta[self._norms] = 0
+        return delta
+
+    def _state(
+        self, before: ClientState, memory: Tensor | None, task: Task, steps: int
+    ) -> ClientState:
+        """What the client keeps: only what this experiment will ask for again."""
+        models, keep = self.models, self.local.keep_momentum
+        flat = models.global_.flat
+        personal = models.personal
+        return ClientState(
+            personal=personal.flat.vector.clone() if personal else None,
+            personal_momentum=personal.momentum.clone() if personal and keep else None,
+            momentum=models.global_.momentum.clone() if keep else None,
+            home=flat.home.clone() if flat.home.numel() else None,
+            norms=flat.shared[self._norms] if self._norms is not None else None,
+            mine=flat.shared.clone() if self.algorithm.remembers else None,
+            control=self._drift.finish(task, before, steps),
+            memory=memory,
+        )

@@ -1,0 +1,60 @@
+"""Files that are either the old ones or the new ones, whatever happens in between.
+
+Everything a run must find again is written to a temporary name, flushed to the disk, then renamed.
+"""
+
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ssfl.errors import CheckpointError
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, or leave it untouched and say why."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"could not write {path}: {error.strerror or error}; what was there before is intact"
+        ) from error
+
+
+def write_text(path: Path, content: str) -> None:
+    """Replace `path` by `content`, atomically."""
+    write_bytes(path, content.encode())
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> None:
+    """Write named tensors and a few facts as one safetensors file, atomically."""
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, save(on_cpu, metadata=facts))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read what `write_tensors` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"could not read {path}: {error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable (a folder is a file of names, and is cached like one)."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

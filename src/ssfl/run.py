@@ -1,0 +1,156 @@
+"""A run directory: all that a run was and made, and the way back into it.
+
+config.toml            as resolved            facts.json      what the data looked like
+metrics.jsonl          every figure           final.json      the last ones
+checkpoints/           the server's state     clients/        personal states
+tensorboard/           events                 report.html     the page to look at
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssfl.config import Config, load_config, to_toml
+from ssfl.data.images import DataSet
+from ssfl.encoder import Encoder
+from ssfl.errors import CheckpointError, ConfigError
+from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint
+from ssfl.federation.store import StateStore
+from ssfl.files import write_text
+from ssfl.models.backbones import build_backbone
+from ssfl.models.flat import FlatModel
+from ssfl.ssl import METHODS
+from ssfl.ssl.base import Method
+from ssfl.tracking import Row, read_rows
+
+
+class Run:
+    """What `ssfl.train` returns, and what a path to a run directory opens as."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not (self.path / "config.toml").is_file():
+            raise ConfigError(f"{self.path} is not a run directory: it has no config.toml")
+
+    @classmethod
+    def create(cls, config: Config, path: str | Path | None = None) -> "Run":
+        """A new run directory; without a path, `runs/NAME`, `runs/NAME-2`, ..."""
+        folder = Path(path) if path is not None else _free(Path("runs") / config.name)
+        if (folder / "config.toml").exists():
+            raise ConfigError(
+                f"{folder} holds a run already: go on with it by `ssfl train --resume {folder}`, "
+                "or choose another --out"
+            )
+        write_text(folder / "config.toml", to_toml(config))
+        return cls(folder)
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration, as resolved when the run was made."""
+        return load_config(self.path / "config.toml")
+
+    @property
+    def metrics(self) -> list[Row]:
+        """Every row of the record, in order."""
+        return read_rows(self.path / "metrics.jsonl")
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The figures at the end, or so far."""
+        path = self.path / "final.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What an encoder must know of the data: channels, size, mean, std, class names."""
+        path = self.path / "facts.json"
+        if not path.exists():
+            raise ConfigError(f"{self.path} has not been trained yet: it has no facts.json")
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+    def write_facts(self, dataset: DataSet, clients: int) -> None:
+        _, channels, size, _ = dataset.train.pixels.shape
+        facts = {
+            "data": dataset.name,
+            "channels": channels,
+            "image_size": size,
+            "mean": dataset.mean,
+            "std": dataset.std,
+            "classes": dataset.classes,
+            "labelled": dataset.train.labels is not None,
+            "train_images": len(dataset.train),
+            "test_images": len(dataset.test) if dataset.test is not None else 0,
+            "clients": clients,
+            "notes": dataset.notes,
+        }
+        write_text(self.path / "facts.json", json.dumps(facts, indent=2))
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def store(self) -> StateStore:
+        """The clients' states of this run."""
+        return StateStore(self.path / "clients", self.config.run.store_mb << 20)
+
+    def checkpoint(self) -> Checkpoint:
+        """The last checkpoint, which must exist."""
+        found = latest_checkpoint(self.checkpoints)
+        if found is None:
+            raise CheckpointError(f"{self.path} has no checkpoint yet")
+        return found
+
+    def global_encoder(self) -> Encoder:
+        """Θ's encoder, as of the last checkpoint."""
+        checkpoint = self.checkpoint()
+        model = self._model()
+        check_fit(checkpoint, model.layout.digest, self.checkpoints)
+        with torch.no_grad():
+            model.shared.copy_(checkpoint.tensors["theta"])
+        return self._encoder(model.module)
+
+    def personal_encoder(self, client: int) -> Encoder:
+        """θ_k's encoder for algorithms that have one, as of the last checkpoint."""
+        state = self.store.get(client, before=self.checkpoint().rounds)
+        if state.personal is None:
+            raise CheckpointError(
+                f"client {client} has no personal model in {self.path} "
+                f"(algorithm {self.config.algorithm.name})"
+            )
+        model = self._model()
+        if state.personal.shape != model.vector.shape:
+            raise CheckpointError(
+                f"client {client}'s personal model in {self.path} does not fit the configured model"
+            )
+        with torch.no_grad():
+            model.vector.copy_(state.personal)
+        return self._encoder(model.module)
+
+    def _model(self) -> FlatModel:
+        facts, config = self.facts, self.config
+        backbone = build_backbone(
+            config.model, channels=facts["channels"], image_size=facts["image_size"]
+        )
+        method: Method = METHODS[config.ssl.method](backbone, config.ssl)
+        return FlatModel(method, method.home)
+
+    def _encoder(self, method: torch.nn.Module) -> Encoder:
+        assert isinstance(method, Method)
+        facts = self.facts
+        encoder = Encoder(
+            method.backbone, tuple(facts["mean"]), tuple(facts["std"]), facts["image_size"]
+        )
+        return encoder.eval().requires_grad_(False)
+
+
+def _free(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3, ... that is not taken."""
+    number, candidate = 1, path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate

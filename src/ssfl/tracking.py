@@ -1,0 +1,107 @@
+"""Where the numbers of a run go while it runs: one small interface, several listeners.
+
+`metrics.jsonl` is the record; it is only ever appended to. TensorBoard, MLflow and Weights & Biases
+listen in where they are installed and asked for.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+Row = dict[str, Any]
+"""One line of the record: `kind` (round, evaluation, resume, ...), `round`, and its figures."""
+
+
+class Tracker(Protocol):
+    """Something that wants to know every row."""
+
+    def log(self, row: Row) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """Append rows to `metrics.jsonl`, one line each, visible at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, row: Row) -> None:
+        self._file.write(json.dumps(_finite(row)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """The same rows as TensorBoard scalars, `kind/figure` against the round."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def log(self, row: Row) -> None:
+        for name, value in scalars(row):
+            self._writer.add_scalar(f"{row['kind']}/{name}", value, row["round"])  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+
+def scalars(row: Row) -> Iterator[tuple[str, float]]:
+    """The plain numbers of a row."""
+    for name, value in row.items():
+        if name != "round" and isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield name, float(value)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a record as they count: what a resumed run did again replaces what it undid.
+
+    A last line cut short by a kill is left out.
+    """
+    rows: list[Row] = []
+    if not path.exists():
+        return rows
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if row["kind"] == "resume":
+            rows = [kept for kept in rows if _stands(kept, row["round"])]
+        rows.append(row)
+    return rows
+
+
+def _stands(row: Row, resumed_at: int) -> bool:
+    """Row of a round that was completed before the checkpoint that a run was resumed from."""
+    last = resumed_at if row["kind"] in ("evaluation", "baseline", "resume") else resumed_at - 1
+    return bool(row["round"] <= last)
+
+
+def default_trackers(folder: Path) -> list[Tracker]:
+    """The record, and TensorBoard where it is installed."""
+    trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl")]
+    with contextlib.suppress(ImportError):
+        trackers.append(TensorBoard(folder / "tensorboard"))
+    return trackers
+
+
+def log_all(trackers: Iterable[Tracker], row: Row) -> None:
+    for tracker in trackers:
+        tracker.log(row)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: what is not a number is null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
