@@ -1,0 +1,104 @@
+"""What an encoder makes of images: one frozen forward pass, done once for each encoder and split.
+
+Every protocol of the evaluation reads the same features, so they are computed in one sweep that
+leaves the encoder as it was found (mode and batch-norm statistics) and are kept in a cache.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from ssfl.errors import DataError
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Eval mode inside the block; afterwards every submodule has the mode it had before."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def extract(
+    encoder: nn.Module,
+    pixels_u8: Tensor,
+    normalise: Callable[[Tensor], Tensor],
+    *,
+    batch: int = 512,
+    device: torch.device | str,
+    indices: Tensor | None = None,
+    autocast: torch.dtype | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Features (N, d), float32, on `device`, of `pixels_u8` or of its rows `indices`, in order.
+
+    The encoder must already be on `device`. `normalise` turns a uint8 batch into the encoder's
+    input; `progress` is told the number of images of each batch as it is issued.
+    """
+    device = torch.device(device)
+    count = len(pixels_u8) if indices is None else len(indices)
+    if count == 0:
+        raise DataError("there are no images to extract features from: the split is empty")
+    if indices is not None:
+        indices = indices.to(pixels_u8.device)
+    out: Tensor | None = None
+    # no_grad rather than inference_mode: a classifier's autograd may use these features later.
+    with torch.no_grad(), evaluating(encoder), _autocast(device, autocast):
+        for start in range(0, count, batch):
+            stop = min(start + batch, count)
+            raw = pixels_u8[start:stop] if indices is None else pixels_u8[indices[start:stop]]
+            features = encoder(normalise(_upload(raw, device))).flatten(1)
+            if out is None:
+                out = torch.empty(count, features.shape[1], dtype=torch.float32, device=device)
+            out[start:stop].copy_(features)
+            if progress is not None:
+                progress(stop - start)
+    assert out is not None
+    return out
+
+
+def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def _upload(raw: Tensor, device: torch.device) -> Tensor:
+    """To the device; from pinned memory where that lets the copy run beside the computing."""
+    if raw.device.type == "cpu" and device.type == "cuda":
+        raw = raw.pin_memory()
+    return raw.to(device, non_blocking=True)
+
+
+class FeatureCache:
+    """Features by (encoder, split): the first to ask computes them, the others get the same tensor.
+
+    `encoder` is any key that changes when the encoder does (a digest of its vector, say).
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Hashable, str], Tensor] = {}
+
+    def get(self, encoder: Hashable, split: str, compute: Callable[[], Tensor]) -> Tensor:
+        """The features of `split` under `encoder`, from `compute()` if they are not here yet."""
+        key = (encoder, split)
+        if key not in self._kept:
+            self._kept[key] = compute()
+        return self._kept[key]
+
+    def forget(self, encoder: Hashable) -> None:
+        """Drop every split of one encoder, once all of its protocols have run."""
+        for key in [key for key in self._kept if key[0] == encoder]:
+            del self._kept[key]
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held by the cached features."""
+        return sum(kept.nbytes for kept in self._kept.values())

@@ -1,0 +1,290 @@
+"""Linear evaluation: a linear classifier on a frozen encoder's features, in the paper's three ways.
+
+`linear_probe` (one encoder, the whole training set), `federated_linear` (one encoder, a classifier
+trained by FedAvg over clients: Global-SSFL's protocol) and `naive_federated_linear` (FedAvg over
+clients that each use their own encoder: section 5.5 shows that it misleads, and it is kept to show
+it). Test labels are read only after the classifier is made.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from ssfl import seeding
+from ssfl.errors import DataError
+from ssfl.evaluation.logistic import fit_logistic
+from ssfl.section import Section
+
+
+class LinearOptions(Section):
+    """How linear classifiers are trained on frozen features."""
+
+    solver: Literal["lbfgs", "sgd"] = "lbfgs"
+    """Per-encoder probe: `lbfgs` to the optimum, or `sgd` with the federated settings below."""
+    l2: float = Field(1.0, ge=0)
+    """L2 penalty of the lbfgs probe: scikit-learn's 1/C, on the weights and not the bias."""
+    iterations: int = Field(200, ge=1)
+    """Most iterations of lbfgs."""
+    tolerance: float = Field(1e-5, gt=0)
+    """lbfgs stops when no gradient component of the mean loss exceeds this."""
+    rounds: int = Field(100, ge=1)
+    """FedAvg rounds of the federated classifier, every client in each."""
+    local_epochs: int = Field(1, ge=1)
+    """Passes of each client over its features per round."""
+    batch: int = Field(256, ge=1)
+    """Features per local SGD step; a smaller tail is used too."""
+    lr: float = Field(0.1, gt=0)
+    """Learning rate of local SGD: cosine over rounds, constant inside one."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum of local SGD, reset each round."""
+    weight_decay: float = Field(0.0, ge=0)
+    """L2 penalty of local SGD, on the weights and not the bias."""
+    standardise: bool = True
+    """SGD sees features centred and scaled by statistics pooled from the clients' sums."""
+
+
+@dataclass(frozen=True)
+class LinearResult:
+    """A linear classifier on raw features, and what it scores."""
+
+    accuracy: float
+    """Share of test images right; with `per_client`, the plain mean of those."""
+    weight: Tensor
+    """(classes, d)."""
+    bias: Tensor
+    """(classes,)."""
+    loss: float
+    """Mean cross-entropy on the training features."""
+    per_client: tuple[float, ...] = ()
+    """Each client's own accuracy, where each was tested on features of its own."""
+
+    def predict(self, features: Tensor) -> Tensor:
+        """The class of each row of `features`."""
+        return (features @ self.weight.T + self.bias).argmax(1)
+
+
+class ClientFeatures(NamedTuple):
+    """One client's images as its own encoder sees them."""
+
+    train_features: Tensor
+    train_labels: Tensor
+    test_features: Tensor
+    test_labels: Tensor
+
+
+def linear_probe(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    classes: int,
+    options: LinearOptions,
+    seed: int = 0,
+) -> LinearResult:
+    """Logistic regression on all training features. Only the `sgd` solver draws on `seed`."""
+    if options.solver == "lbfgs":
+        _check([train_features], [train_labels], classes)
+        weight, bias, loss = fit_logistic(
+            train_features,
+            train_labels,
+            classes,
+            l2=options.l2,
+            iterations=options.iterations,
+            tolerance=options.tolerance,
+        )
+    else:
+        # Centralised SGD is FedAvg with one client, its momentum kept from epoch to epoch.
+        whole = options.model_copy(
+            update={"rounds": options.rounds * options.local_epochs, "local_epochs": 1}
+        )
+        weight, bias, loss = _fedavg(
+            [train_features], [train_labels], classes, whole, seed, keep_momentum=True
+        )
+    result = LinearResult(math.nan, weight, bias, loss)
+    return _scored(result, _accuracy(result, test_features, test_labels))
+
+
+def federated_linear(
+    client_features: Sequence[Tensor],
+    client_labels: Sequence[Tensor],
+    test_features: Tensor,
+    test_labels: Tensor,
+    classes: int,
+    options: LinearOptions,
+    seed: int = 0,
+) -> LinearResult:
+    """One encoder's classifier, trained by FedAvg over the clients, on the global test set."""
+    weight, bias, loss = _fedavg(client_features, client_labels, classes, options, seed)
+    result = LinearResult(math.nan, weight, bias, loss)
+    return _scored(result, _accuracy(result, test_features, test_labels))
+
+
+def naive_federated_linear(
+    clients: Sequence[ClientFeatures], classes: int, options: LinearOptions, seed: int = 0
+) -> LinearResult:
+    """One classifier by FedAvg over features of different encoders, tested client by client."""
+    weight, bias, loss = _fedavg(
+        [client.train_features for client in clients],
+        [client.train_labels for client in clients],
+        classes,
+        options,
+        seed,
+    )
+    result = LinearResult(math.nan, weight, bias, loss)
+    scores = tuple(_accuracy(result, c.test_features, c.test_labels) for c in clients)
+    return _scored(result, sum(scores) / len(scores), scores)
+
+
+def _scored(
+    result: LinearResult, accuracy: float, per_client: tuple[float, ...] = ()
+) -> LinearResult:
+    return LinearResult(accuracy, result.weight, result.bias, result.loss, per_client)
+
+
+def _accuracy(result: LinearResult, features: Tensor, labels: Tensor) -> float:
+    if len(features) == 0:
+        raise DataError("a linear classifier needs at least one test image to be scored on")
+    right = result.predict(features.to(result.weight)) == labels.to(result.weight.device)
+    return float(right.double().mean())
+
+
+def _check(features: Sequence[Tensor], labels: Sequence[Tensor], classes: int) -> None:
+    for x, y in zip(features, labels, strict=True):
+        if len(x) != len(y):
+            raise DataError(f"{len(x)} feature rows came with {len(y)} labels; they must match")
+        if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
+            raise DataError(
+                f"labels run from {int(y.min())} to {int(y.max())}, but a linear classifier of "
+                f"{classes} classes needs 0 to {classes - 1}"
+            )
+    if sum(map(len, features)) == 0:
+        raise DataError("a linear classifier needs at least one labelled training image")
+
+
+# --- FedAvg of a linear classifier, all clients' local SGD in one batched product per step ---
+
+_BLOCK = 2**26  # elements gathered per step: more clients than this allows go in groups
+
+
+def _fedavg(
+    client_features: Sequence[Tensor],
+    client_labels: Sequence[Tensor],
+    classes: int,
+    options: LinearOptions,
+    seed: int,
+    *,
+    keep_momentum: bool = False,
+) -> tuple[Tensor, Tensor, float]:
+    """Weight, bias and training loss after `rounds` of local SGD weighted by |D_k|."""
+    _check(client_features, client_labels, classes)
+    x = torch.cat([*client_features])
+    y = torch.cat([*client_labels]).to(x.device, torch.long)
+    mean, scale = _pooled(x) if options.standardise else (torch.zeros_like(x[0]), 1.0)
+    x = F.pad((x - mean) / scale, (0, 1), value=1.0)  # the last column carries the bias
+    decay = torch.full_like(x[0], options.weight_decay)
+    decay[-1] = 0
+
+    sizes = [len(features) for features in client_features]
+    starts = [sum(sizes[:client]) for client in range(len(sizes))]
+    # Largest first, so that the clients still at work at any step are the first few.
+    order = sorted(range(len(sizes)), key=lambda client: -sizes[client])
+    group = max(1, _BLOCK // (options.batch * x.shape[1]))
+    model = x.new_zeros(classes, x.shape[1])
+    momentum: Tensor | None = None
+    for number in range(options.rounds):
+        lr = options.lr * 0.5 * (1 + math.cos(math.pi * number / options.rounds))
+        total = torch.zeros_like(model)
+        for first in range(0, len(order), group):
+            clients = [c for c in order[first : first + group] if sizes[c] > 0]
+            local = model.expand(len(clients), -1, -1).clone()
+            if momentum is None or not keep_momentum:
+                momentum = torch.zeros_like(local)
+            plan = _plan(clients, sizes, starts, options, seed, number, x.device)
+            _local_sgd(local, momentum, x, y, plan, lr, options.momentum, decay)
+            share = torch.tensor([sizes[c] / len(x) for c in clients], dtype=x.dtype)
+            total += torch.tensordot(share.to(x.device), local, dims=1)
+        model = total
+    loss = F.cross_entropy(x @ model.T, y).item()
+    weight = model[:, :-1] / scale
+    return weight, model[:, -1] - weight @ mean, loss
+
+
+def _pooled(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and std over all clients' rows: what adding up their sums and squares gives."""
+    std, mean = torch.std_mean(x, dim=0, correction=0)
+    # A feature that never moves stays 0 rather than being blown up to rounding noise.
+    return mean, torch.where(std > 1e-6 * x.abs().amax(0), std, torch.ones_like(std))
+
+
+class _Plan(NamedTuple):
+    """One round of mini-batches: rows of the pooled features, and each row's share of its mean."""
+
+    rows: Tensor
+    """(steps, clients, batch)."""
+    shares: Tensor
+    """(steps, clients, batch): 1 / batch size, 0 for padding."""
+    active: list[int]
+    """Clients still at work at each step: the first so many."""
+
+
+def _plan(
+    clients: list[int],
+    sizes: list[int],
+    starts: list[int],
+    options: LinearOptions,
+    seed: int,
+    number: int,
+    device: torch.device,
+) -> _Plan:
+    """Each client's shuffles for one round, drawn from (seed, round, client) alone."""
+    batch = min(options.batch, sizes[clients[0]])
+    per_epoch = [math.ceil(sizes[client] / batch) for client in clients]
+    steps = per_epoch[0] * options.local_epochs
+    rows = torch.zeros(len(clients), steps * batch, dtype=torch.long)
+    shares = torch.zeros(len(clients), steps * batch)
+    for place, client in enumerate(clients):
+        size, dice = sizes[client], seeding.torch_generator(seed, "linear", number, client)
+        tail = size - (per_epoch[place] - 1) * batch
+        for epoch in range(options.local_epochs):
+            at = epoch * per_epoch[place] * batch
+            shuffled = torch.randperm(size, generator=dice) + starts[client]
+            rows[place, at : at + size] = shuffled
+            shares[place, at : at + size] = 1 / batch
+            shares[place, at + size - tail : at + size] = 1 / tail
+    shape = (len(clients), steps, batch)
+    return _Plan(
+        rows.view(shape).transpose(0, 1).contiguous().to(device, non_blocking=True),
+        shares.view(shape).transpose(0, 1).contiguous().to(device, non_blocking=True),
+        [sum(n * options.local_epochs > step for n in per_epoch) for step in range(steps)],
+    )
+
+
+def _local_sgd(
+    local: Tensor,
+    momentum: Tensor,
+    x: Tensor,
+    y: Tensor,
+    plan: _Plan,
+    lr: float,
+    beta: float,
+    decay: Tensor,
+) -> None:
+    """Move every client's (classes, d + 1) model in `local` through its steps, in place."""
+    gathered = x.new_empty(plan.rows[0].numel(), x.shape[1])
+    for rows, shares, active in zip(plan.rows, plan.shares, plan.active, strict=True):
+        at, model, velocity = rows[:active], local[:active], momentum[:active]
+        features = gathered[: at.numel()]
+        torch.index_select(x, 0, at.flatten(), out=features)
+        features = features.view(*at.shape, -1)
+        # Classes before images: softmax over a short last dimension is slow on a CPU.
+        error = torch.bmm(model, features.mT).softmax(1)
+        error.scatter_add_(1, y[at].unsqueeze(1), error.new_full((active, 1, at.shape[1]), -1.0))
+        error *= shares[:active, None].to(x.dtype)
+        velocity.mul_(beta).add_(torch.bmm(error, features) + decay * model)
+        model.sub_(velocity, alpha=lr)

@@ -1,0 +1,136 @@
+"""Label-free health against closed forms and longhand NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from ssfl.errors import DataError
+from ssfl.evaluation.health import (
+    Health,
+    alignment,
+    collapsed,
+    effective_rank,
+    feature_std,
+    health,
+    uniformity,
+)
+
+
+def gaussian(n: int, d: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+
+def test_isotropic_features_fill_the_sphere_and_use_every_dimension() -> None:
+    figures = health(gaussian(4000, 32))
+    assert figures.std_ratio == pytest.approx(1, abs=0.02)
+    assert figures.std == pytest.approx(1 / math.sqrt(32), rel=0.02)
+    assert figures.effective_rank == pytest.approx(32, rel=0.01)
+    assert collapsed(figures) is None
+
+
+def test_std_is_numpys_on_normalised_rows() -> None:
+    x = gaussian(50, 7).double() + 0.5
+    unit = x.numpy() / np.linalg.norm(x.numpy(), axis=1, keepdims=True)
+    expected = unit.std(0, ddof=1).mean()
+    assert feature_std(x) == pytest.approx((expected, expected * math.sqrt(7)))
+
+
+@pytest.mark.parametrize("shape", [(200, 12), (12, 200), (30, 30)])
+def test_effective_rank_is_the_entropy_of_singular_values_for_any_shape(
+    shape: tuple[int, int],
+) -> None:
+    x = gaussian(*shape).double() * torch.logspace(0, -3, shape[1]) + 0.2
+    shares = np.linalg.svd(x.numpy(), compute_uv=False)
+    shares = shares / shares.sum()
+    assert effective_rank(x) == pytest.approx(np.exp(-(shares * np.log(shares)).sum()), rel=1e-6)
+
+
+def test_effective_rank_counts_equal_directions_exactly() -> None:
+    x = torch.zeros(90, 50)
+    x[:, :3] = torch.eye(3).repeat(30, 1)
+    assert effective_rank(x) == pytest.approx(3, abs=1e-6)
+    assert effective_rank(x[:, :1] + torch.zeros(90, 50)) == pytest.approx(1, abs=1e-6)
+
+
+def test_alignment_is_the_mean_power_of_distances_on_the_sphere() -> None:
+    a, b = gaussian(40, 6, 0).double(), gaussian(40, 6, 1).double()
+    unit_a = a.numpy() / np.linalg.norm(a.numpy(), axis=1, keepdims=True)
+    unit_b = b.numpy() / np.linalg.norm(b.numpy(), axis=1, keepdims=True)
+    gaps = np.linalg.norm(unit_a - unit_b, axis=1)
+    assert alignment(a, b) == pytest.approx((gaps**2).mean())
+    assert alignment(a, b, alpha=1) == pytest.approx(gaps.mean())
+    assert alignment(a, 3 * a) == pytest.approx(0, abs=1e-12)
+    assert alignment(a, -a) == pytest.approx(4)
+
+
+def test_uniformity_is_the_log_mean_potential_of_all_pairs() -> None:
+    x = gaussian(40, 6)
+    unit = x.double().numpy() / np.linalg.norm(x.double().numpy(), axis=1, keepdims=True)
+    pairs = [
+        np.exp(-3 * ((unit[i] - unit[j]) ** 2).sum()) for i in range(40) for j in range(i + 1, 40)
+    ]
+    assert uniformity(x, t=3) == pytest.approx(np.log(np.mean(pairs)), abs=1e-5)
+    assert uniformity(torch.ones(10, 4)) == pytest.approx(0, abs=1e-5)
+    opposite = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    assert uniformity(opposite) == pytest.approx(-2 * 4)
+
+
+@pytest.mark.parametrize(
+    ("features", "word"),
+    [
+        (torch.ones(100, 64), "look alike"),
+        (torch.ones(100, 64) + 0.02 * gaussian(100, 64), "look alike"),
+        (gaussian(100, 1) * torch.ones(1, 64), "dimensions"),
+        (torch.full((100, 64), math.nan), "not finite"),
+        (torch.zeros(100, 64), "look alike"),
+    ],
+    ids=["constant", "constant with noise", "a line", "diverged", "dead"],
+)
+def test_collapse_is_named_in_one_sentence(features: Tensor, word: str) -> None:
+    sentence = collapsed(health(features))
+    assert sentence is not None
+    assert word in sentence
+    assert "\n" not in sentence
+
+
+def test_rectified_features_of_a_few_clusters_are_not_called_collapsed() -> None:
+    centres = gaussian(10, 128, seed=1)
+    x = (centres[torch.arange(500) % 10] + 0.3 * gaussian(500, 128)).relu()
+    assert collapsed(health(x)) is None
+
+
+def test_alignment_is_there_only_with_a_second_view() -> None:
+    x = gaussian(30, 5)
+    assert health(x).alignment is None
+    assert health(x, x).alignment == pytest.approx(0, abs=1e-12)
+    with pytest.raises(DataError, match="same images"):
+        health(x, x[:5])
+
+
+def test_large_sets_are_thinned_evenly_and_the_same_way_each_time() -> None:
+    sorted_by_class = gaussian(30_000, 16) + 3 * gaussian(10, 16).repeat_interleave(3000, dim=0)
+    first, second = health(sorted_by_class), health(sorted_by_class)
+    assert first == second
+    shares = np.linalg.svd(sorted_by_class.double().numpy(), compute_uv=False)
+    shares = shares / shares.sum()
+    whole = np.exp(-(shares * np.log(shares)).sum())
+    assert first.effective_rank == pytest.approx(whole, rel=0.01)
+
+
+def test_one_image_is_too_few_to_have_a_spread() -> None:
+    with pytest.raises(DataError, match="at least 2 images"):
+        health(torch.ones(1, 4))
+
+
+def test_health_is_a_plain_frozen_value() -> None:
+    figures = health(gaussian(20, 4))
+    assert all(
+        isinstance(value, float)
+        for value in (figures.std, figures.std_ratio, figures.effective_rank, figures.uniformity)
+    )
+    with pytest.raises(AttributeError):
+        figures.std = 1.0  # type: ignore[misc]
+    assert isinstance(figures, Health)

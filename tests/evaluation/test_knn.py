@@ -1,0 +1,96 @@
+"""The kNN indicator against scikit-learn, in float64, and against votes counted longhand."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+from sklearn.neighbors import KNeighborsClassifier
+
+from ssfl.errors import DataError
+from ssfl.evaluation.knn import knn_accuracy, knn_predict, knn_votes
+
+
+def blobs(n: int, d: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).normal(size=(classes, d))
+    labels = rng.integers(classes, size=n)
+    points = centres[labels] + 1.5 * rng.normal(size=(n, d))
+    return torch.from_numpy(points), torch.from_numpy(labels)
+
+
+def scikit_learn(k: int, temperature: float) -> KNeighborsClassifier:
+    return KNeighborsClassifier(
+        k, metric="cosine", algorithm="brute", weights=lambda gap: np.exp((1 - gap) / temperature)
+    )
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (5, 0.1), (200, 0.1), (200, 0.5)])
+def test_votes_and_predictions_are_those_of_scikit_learn_in_float64(
+    k: int, temperature: float
+) -> None:
+    bank, labels = blobs(600, 24, 7, seed=0)
+    queries, truth = blobs(150, 24, 7, seed=1)
+    peer = scikit_learn(k, temperature).fit(bank.numpy(), labels.numpy())
+
+    votes = knn_votes(bank, labels, queries, k=k, temperature=temperature)
+    predicted = knn_predict(bank, labels, queries, k=k, temperature=temperature)
+    accuracy = knn_accuracy(bank, labels, queries, truth, k=k, temperature=temperature)
+
+    assert votes.dtype == torch.float64
+    np.testing.assert_allclose(votes.numpy(), peer.predict_proba(queries.numpy()), atol=1e-12)
+    np.testing.assert_array_equal(predicted.numpy(), peer.predict(queries.numpy()))
+    assert accuracy == peer.score(queries.numpy(), truth.numpy())
+
+
+def test_predictions_on_real_digits_are_those_of_scikit_learn() -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    peer = scikit_learn(200, 0.1).fit(pixels[:1200], labels[:1200])
+    ours = knn_predict(*map(torch.from_numpy, (pixels[:1200], labels[:1200], pixels[1200:])))
+    np.testing.assert_array_equal(ours.numpy(), peer.predict(pixels[1200:]))
+
+
+def test_votes_are_exponential_similarities_summed_per_class() -> None:
+    bank = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]], dtype=torch.float64)
+    labels = torch.tensor([0, 1, 1])
+    votes = knn_votes(bank, labels, torch.tensor([[5.0, 0.0]], dtype=torch.float64), k=3)
+    raw = np.array([np.exp(1 / 0.1), np.exp(0 / 0.1) + np.exp(np.sqrt(0.5) / 0.1)])
+    np.testing.assert_allclose(votes[0].numpy(), raw / raw.sum(), rtol=1e-12)
+
+
+def test_a_tied_vote_goes_to_the_lowest_class() -> None:
+    bank = torch.eye(4, dtype=torch.float64)
+    query = torch.ones(1, 4, dtype=torch.float64)
+    assert knn_predict(bank, torch.tensor([3, 1, 2, 3]), query, k=4).item() == 3
+    assert knn_predict(bank, torch.tensor([3, 1, 2, 0]), query, k=4).item() == 0
+
+
+def test_k_larger_than_the_bank_means_the_whole_bank() -> None:
+    bank, labels = blobs(30, 8, 3, seed=0)
+    queries, _ = blobs(10, 8, 3, seed=1)
+    whole = knn_votes(bank, labels, queries, k=30)
+    torch.testing.assert_close(knn_votes(bank, labels, queries, k=200), whole, rtol=0, atol=0)
+
+
+def test_a_very_low_temperature_does_not_overflow_in_float32() -> None:
+    bank, labels = blobs(50, 8, 3, seed=0)
+    queries, _ = blobs(10, 8, 3, seed=1)
+    votes = knn_votes(bank.float(), labels, queries.float(), temperature=0.001)
+    nearest = knn_predict(bank, labels, queries, k=1)
+    assert votes.isfinite().all()
+    torch.testing.assert_close(votes.argmax(1), nearest)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 1000))
+def test_the_chunk_size_changes_no_prediction(chunk: int, k: int, seed: int) -> None:
+    bank, labels = blobs(60, 6, 4, seed)
+    queries, _ = blobs(41, 6, 4, seed + 1)
+    whole = knn_predict(bank, labels, queries, k=k, chunk=41)
+    assert torch.equal(knn_predict(bank, labels, queries, k=k, chunk=chunk), whole)
+
+
+def test_an_empty_bank_is_an_error_for_people() -> None:
+    with pytest.raises(DataError, match="at least one labelled image"):
+        knn_predict(torch.empty(0, 3), torch.empty(0), torch.ones(1, 3))
