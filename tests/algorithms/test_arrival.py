@@ -1,0 +1,114 @@
+"""What a client takes of the Θ that arrives: FedU and FedEMA, worked out name by name."""
+
+import pytest
+import torch
+from paper_listings import RATE, TinyBackbone, build_models
+from torch import Tensor, nn
+
+from ssfl.algorithms.base import Models
+from ssfl.algorithms.fedema import FedEMA, FedEMAOptions
+from ssfl.algorithms.fedu import FedU, FedUOptions
+from ssfl.algorithms.global_ssfl import GlobalSSFL, GlobalSSFLOptions
+from ssfl.federation.learner import Learner
+from ssfl.federation.options import LocalOptions
+from ssfl.ssl.base import Method
+
+
+def near_and_far(models: Models) -> tuple[Tensor, Tensor]:
+    """Θ and a Θ_k whose only backbone weights lie 0.5 away from Θ's."""
+    flat = models.global_.flat
+    theta = flat.shared.clone()
+    mine = theta + 0.01 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(7))
+    ours, theirs = flat.layout.tensors(mine), flat.layout.tensors(theta)
+    shift = ours["backbone.conv.weight"] - theirs["backbone.conv.weight"]
+    with torch.no_grad():
+        ours["backbone.conv.weight"].copy_(
+            theirs["backbone.conv.weight"] + 0.5 * shift / shift.norm()
+        )
+    return theta, mine
+
+
+def by_name(models: Models, vector: Tensor) -> dict[str, Tensor]:
+    return models.global_.flat.layout.tensors(vector)
+
+
+@pytest.mark.parametrize("algorithm", [FedU(FedUOptions()), FedEMA(FedEMAOptions())])
+def test_a_client_without_a_past_takes_all_of_theta(algorithm):
+    models = build_models(algorithm)
+    theta = torch.randn_like(models.global_.flat.shared)
+    assert algorithm.arrive(models, theta, None, None) is None
+    assert torch.equal(models.global_.flat.shared, theta)
+
+
+def test_global_ssfl_takes_all_of_theta_whatever_it_had():
+    algorithm = GlobalSSFL(GlobalSSFLOptions())
+    models = build_models(algorithm)
+    theta, mine = near_and_far(models)
+    algorithm.arrive(models, theta, mine, None)
+    assert torch.equal(models.global_.flat.shared, theta)
+
+
+@pytest.mark.parametrize(("threshold", "keeps"), [(0.49, True), (0.51, False)])
+def test_fedu_takes_the_encoder_always_and_the_predictor_only_from_nearby(threshold, keeps):
+    algorithm = FedU(FedUOptions(threshold=threshold))
+    models = build_models(algorithm)
+    theta, mine = near_and_far(models)
+    algorithm.arrive(models, theta, mine, None)
+    got = by_name(models, models.global_.flat.shared)
+    names = {name.partition(".")[0] for name in got}
+    assert names == {"backbone", "projector", "predictor"}
+    for name, value in got.items():
+        own = keeps and name.startswith("predictor.")
+        assert torch.equal(value, by_name(models, mine if own else theta)[name]), name
+
+
+def test_fedema_first_keeps_tau_of_its_own_and_remembers_the_scale():
+    algorithm = FedEMA(FedEMAOptions(tau=0.7))
+    models = build_models(algorithm)
+    theta, mine = near_and_far(models)
+    memory = algorithm.arrive(models, theta, mine, None)
+    assert memory is not None
+    assert memory.item() == pytest.approx(0.7 / 0.5, rel=1e-5)
+    torch.testing.assert_close(models.global_.flat.shared, 0.7 * mine + 0.3 * theta)
+
+
+@pytest.mark.parametrize(("scale", "keep"), [(0.5, 0.25), (1.9, 0.95), (7.0, 1.0)])
+def test_fedema_later_keeps_in_proportion_to_divergence_and_at_most_all(scale, keep):
+    algorithm = FedEMA(FedEMAOptions(tau=0.7))
+    models = build_models(algorithm)
+    theta, mine = near_and_far(models)
+    memory = algorithm.arrive(models, theta, mine, torch.tensor(scale))
+    assert memory is not None
+    assert memory.item() == pytest.approx(scale)
+    torch.testing.assert_close(models.global_.flat.shared, keep * mine + (1 - keep) * theta)
+
+
+def test_fedema_with_a_client_that_never_left_gives_theta():
+    algorithm = FedEMA(FedEMAOptions())
+    models = build_models(algorithm)
+    theta = models.global_.flat.shared.clone()
+    algorithm.arrive(models, theta, theta.clone(), None)
+    assert torch.equal(models.global_.flat.shared, theta)
+
+
+class WithTarget(Method):
+    """A backbone, a predictor, and a target that follows without gradients."""
+
+    predictor_prefix = "predictor."
+
+    def __init__(self) -> None:
+        super().__init__(TinyBackbone())
+        self.predictor = nn.Linear(6, 6)
+        self.target = nn.Linear(6, 6).requires_grad_(False)
+
+
+@pytest.mark.parametrize("algorithm", [FedU(FedUOptions()), FedEMA(FedEMAOptions())])
+def test_ema_targets_stay_the_clients_own(algorithm):
+    learner = Learner(WithTarget(), LocalOptions(lr=RATE))
+    models = Models(learner, None, learner.flat.trainable.clone())
+    theta = torch.rand_like(learner.flat.shared)
+    mine = theta + torch.rand_like(theta)
+    algorithm.arrive(models, theta, mine, None)
+    got, own = by_name(models, learner.flat.shared), by_name(models, mine)
+    assert torch.equal(got["target.weight"], own["target.weight"])
+    assert not torch.equal(got["backbone.conv.weight"], own["backbone.conv.weight"])
