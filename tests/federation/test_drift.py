@@ -1,0 +1,143 @@
+"""FedProx and SCAFFOLD on a model of one number, worked out by hand."""
+
+import pytest
+import torch
+from scalar_model import LAYOUT, Scalar, numbers
+from torch import Tensor
+
+from ssfl.algorithms.base import Models
+from ssfl.federation.aggregate import Aggregator, Update
+from ssfl.federation.drift import Drift, move_control
+from ssfl.federation.learner import Learner
+from ssfl.federation.messages import Task, TaskKind
+from ssfl.federation.options import LocalOptions
+from ssfl.federation.state import ClientState
+
+
+def resident(start: float = 1.0, **options: object) -> tuple[Models, Drift]:
+    local = LocalOptions(**{"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, **options})
+    learner = Learner(Scalar(start), local)
+    learner.rate.fill_(0.1)
+    models = Models(learner, None, learner.flat.trainable.clone())
+    return models, Drift(local, models)
+
+
+def task(control: float | None = None, rate: float = 0.1) -> Task:
+    c = None if control is None else torch.tensor([control])
+    return Task(TaskKind.TRAIN, 0, torch.ones(1), LAYOUT.digest, rate=rate, control=c)
+
+
+def client_with(control: float) -> ClientState:
+    return ClientState(control=torch.tensor([control]))
+
+
+def descend(models: Models, steps: int) -> float:
+    learner = models.global_
+    for _ in range(steps):
+        learner.descend(learner.loss(learner(numbers(0.0))))
+    return learner.flat.trainable.item()
+
+
+def number(value: Tensor | None) -> float:
+    assert value is not None
+    return value.item()
+
+
+def test_without_a_correction_nothing_is_added_and_nothing_kept():
+    models, drift = resident()
+    drift.begin(task(), ClientState())
+    assert descend(models, 2) == pytest.approx(0.81)
+    assert drift.finish(task(), ClientState(), 2) is None
+    assert drift.change is None
+
+
+def test_fedprox_by_hand():
+    models, drift = resident(correction="fedprox", proximal=0.5)
+    drift.begin(task(), ClientState())
+    # g = 1, w = 0.9; g = 0.9 + 0.5 (0.9 − 1) = 0.85, w = 0.815
+    assert descend(models, 2) == pytest.approx(0.815)
+    assert drift.finish(task(), ClientState(), 2) is None
+
+
+def test_fedprox_holds_to_what_arrived_last():
+    models, drift = resident(correction="fedprox", proximal=0.5)
+    models.global_.reset()
+    models.received.fill_(3.0)
+    drift.begin(task(), ClientState())
+    assert descend(models, 1) == pytest.approx(1 - 0.1 * (1 + 0.5 * (1 - 3)))
+
+
+def test_scaffold_by_hand():
+    models, drift = resident(correction="scaffold")
+    models.global_.reset()
+    state = client_with(0.2)
+    drift.begin(task(0.5), state)
+    # c − c_k = 0.3: w = 1 − 0.1 · 1.3 = 0.87, then 0.87 − 0.1 · 1.17 = 0.753
+    assert descend(models, 2) == pytest.approx(0.753)
+    # c_k⁺ = 0.2 − 0.5 + (1 − 0.753)/(2 · 0.1) = 0.935: the mean of the gradients 1 and 0.87
+    assert number(drift.finish(task(0.5), state, 2)) == pytest.approx(0.935, abs=1e-5)
+    assert number(drift.change) == pytest.approx(0.735, abs=1e-5)
+
+
+def test_scaffold_with_momentum_by_hand():
+    models, drift = resident(correction="scaffold", momentum=0.5)
+    state = client_with(0.2)
+    drift.begin(task(0.5), state)
+    # v = 1.3, w = 0.87; v = 0.65 + 1.17 = 1.82, w = 0.688
+    assert descend(models, 2) == pytest.approx(0.688)
+    # two steps count as 2.5: 0.2 − 0.5 + (1 − 0.688)/0.25 = 0.948 = (1.5 · 1 + 0.87)/2.5
+    assert number(drift.finish(task(0.5), state, 2)) == pytest.approx(0.948, abs=1e-5)
+
+
+def test_scaffold_begins_from_zero_and_forgets_the_last_client():
+    models, drift = resident(correction="scaffold")
+    drift.begin(task(0.5), client_with(0.2))
+    models.global_.reset()
+    drift.begin(task(), ClientState())
+    assert descend(models, 1) == pytest.approx(0.9)
+    assert number(drift.finish(task(), ClientState(), 1)) == pytest.approx(1.0, abs=1e-5)
+    assert number(drift.change) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_captured_step_would_read_the_drift_of_every_client():
+    models, drift = resident(correction="scaffold")
+    before = models.global_.drift
+    drift.begin(task(0.5), client_with(0.2))
+    assert models.global_.drift is before
+    assert number(before) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("steps", "rate"), [(0, 0.1), (2, 0.0)])
+def test_a_client_that_did_not_move_learns_nothing_of_its_gradient(steps, rate):
+    _, drift = resident(correction="scaffold")
+    state = client_with(0.2)
+    drift.begin(task(0.5, rate), state)
+    assert number(drift.finish(task(0.5, rate), state, steps)) == pytest.approx(0.2)
+    assert number(drift.change) == 0
+
+
+def test_the_server_moves_its_control_by_the_share_that_took_part():
+    aggregator = Aggregator(100)
+    for client, (weight, change) in enumerate([(99, 0.735), (1, 0.065)]):
+        aggregator.add(Update(client, torch.zeros(6), weight, 1, torch.tensor([change])))
+    mean = aggregator.finish()
+    # c + 2/4 · (0.735 + 0.065)/2
+    assert number(move_control(torch.tensor([0.5]), mean, 4)) == pytest.approx(0.7)
+    assert number(move_control(None, mean, 4)) == pytest.approx(0.2)
+
+
+def test_the_server_has_no_control_without_scaffold():
+    aggregator = Aggregator(1)
+    aggregator.add(Update(0, torch.zeros(6), 1))
+    assert move_control(None, aggregator.finish(), 4) is None
+
+
+def test_scaffold_lets_two_different_clients_stay_at_the_common_optimum():
+    """Clients that want −1 and 3: with c_k known, neither leaves the mean of the two, 1."""
+    for wanted in (-1.0, 3.0):
+        models, drift = resident(correction="scaffold")
+        drift.begin(task(0.0), client_with(1.0 - wanted))
+        learner = models.global_
+        for _ in range(5):
+            learner.descend(learner.loss(learner(numbers(wanted))))
+        assert learner.flat.trainable.item() == pytest.approx(1.0)

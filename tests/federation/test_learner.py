@@ -1,0 +1,134 @@
+"""A learner's descent against arithmetic done by hand, and one round against centralised SGD."""
+
+import numpy as np
+import pytest
+import torch
+from scalar_model import Nothing, Scalar, numbers
+from torch import Tensor, nn
+
+from ssfl.federation.aggregate import Aggregator, Update
+from ssfl.federation.learner import Learner, effective_steps
+from ssfl.federation.options import LocalOptions
+from ssfl.ssl.base import Batch, Method, Outputs
+
+PLAIN = LocalOptions(lr=0.1, momentum=0.0, weight_decay=0.0)
+
+
+def learner_at(start: float, local: LocalOptions = PLAIN, *, predictor: bool = False) -> Learner:
+    learner = Learner(Scalar(start, predictor=predictor), local)
+    learner.rate.fill_(local.lr)
+    return learner
+
+
+def descend(learner: Learner, *values: float) -> None:
+    learner.descend(learner.loss(learner(numbers(*values))))
+
+
+def test_momentum_and_weight_decay_by_hand():
+    learner = learner_at(1.0, LocalOptions(lr=0.1, momentum=0.5, weight_decay=0.2))
+    descend(learner, 0.0)  # g = 1 + 0.2 = 1.2; v = 1.2; w = 0.88
+    assert learner.flat.trainable.item() == pytest.approx(0.88)
+    descend(learner, 0.0)  # g = 0.88 + 0.176 = 1.056; v = 0.6 + 1.056 = 1.656; w = 0.7144
+    assert learner.flat.trainable.item() == pytest.approx(0.7144)
+
+
+def test_an_anchor_and_a_drift_add_to_the_gradient_by_hand():
+    learner = learner_at(1.0)
+    learner.anchor, learner.pull = torch.tensor([0.5]), 0.4
+    learner.drift = torch.tensor([0.3])
+    loss = learner.loss(learner(numbers(0.0)))
+    learner.descend(loss, anchor=torch.tensor([2.0]), pull=0.1)
+    # g = 1 + 0.3 + 0.4 (1 − 0.5) + 0.1 (1 − 2) = 1.4
+    assert learner.flat.trainable.item() == pytest.approx(0.86)
+
+
+def test_reset_forgets_the_last_client_in_place():
+    learner = learner_at(1.0, LocalOptions(lr=0.1, momentum=0.5, weight_decay=0.0))
+    drift = learner.drift = torch.tensor([0.3])
+    descend(learner, 0.0)
+    learner.reset()
+    assert learner.drift is drift
+    assert drift.item() == 0
+    assert learner.momentum.item() == 0
+    learner.reset(torch.tensor([0.7]))
+    assert learner.momentum.item() == pytest.approx(0.7)
+
+
+def test_another_rate_lasts_only_as_long_as_asked():
+    learner = learner_at(1.0)
+    with learner.at_rate(0.5):
+        descend(learner, 0.0)
+    assert learner.flat.trainable.item() == pytest.approx(0.5)
+    assert learner.rate.item() == pytest.approx(0.1)
+
+
+def test_a_constant_rate_for_the_predictor_leaves_the_schedule_to_the_rest():
+    local = LocalOptions(lr=0.1, momentum=0.0, weight_decay=0.0, predictor_rate="constant")
+    learner = learner_at(1.0, local, predictor=True)
+    learner.rate.fill_(0.01)
+    descend(learner, 0.0)
+    named = learner.flat.layout.tensors(learner.flat.vector)
+    assert named["w"].item() == pytest.approx(0.99)
+    assert named["predictor.weight"].item() == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_effective_steps_count_how_far_sgd_goes_under_a_constant_gradient(momentum, steps):
+    velocity = travelled = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1
+        travelled += velocity
+    assert effective_steps(steps, momentum) == pytest.approx(travelled)
+
+
+@pytest.mark.parametrize("predictor_rate", ["scheduled", "constant"])
+def test_the_mean_gradient_is_read_back_from_the_way_gone(predictor_rate):
+    local = LocalOptions(lr=0.1, momentum=0.5, weight_decay=0.0, predictor_rate=predictor_rate)
+    learner = learner_at(1.0, local, predictor=True)
+    learner.rate.fill_(0.01)
+    start = learner.flat.trainable.clone()
+    learner.drift = torch.tensor([2.0, -3.0])  # the only gradient
+    for _ in range(3):
+        learner.descend(0 * learner.loss(learner(numbers(0.0))))
+    torch.testing.assert_close(
+        learner.mean_gradient(start, 3), torch.tensor([2.0, -3.0]), rtol=1e-4, atol=0
+    )
+
+
+class Regression(Method):
+    """½ mean (Wx − Ax)² for a fixed A: linear, no batch norm, so gradients average exactly."""
+
+    def __init__(self) -> None:
+        super().__init__(Nothing())
+        self.linear = nn.Linear(4, 3, bias=False)
+        nn.init.constant_(self.linear.weight, 0.5)
+
+    def forward(self, batch: Batch) -> Outputs:
+        x = batch.views[0].flatten(1)
+        return Outputs(x @ truth().T, self.linear(x))
+
+    def loss(self, outputs: Outputs) -> Tensor:
+        return (outputs.p - outputs.z).square().sum(dim=1).mean() / 2
+
+
+def truth() -> Tensor:
+    return torch.arange(12.0).view(3, 4) / 12
+
+
+@pytest.mark.parametrize("sizes", [[8, 8, 8], [3, 14, 7]])
+def test_a_round_of_one_full_batch_step_is_one_step_of_centralised_sgd(sizes):
+    images = torch.randn(1, 24, 4, 1, 1, generator=torch.Generator().manual_seed(0))
+    aggregator = Aggregator(24)
+    for client, part in enumerate(images.split(sizes, dim=1)):
+        learner = Learner(Regression(), PLAIN)
+        learner.rate.fill_(0.1)
+        theta = learner.flat.shared.clone()
+        learner.descend(learner.loss(learner(Batch(part))))
+        aggregator.add(Update(client, learner.flat.shared - theta, sizes[client], 1))
+    federated = (theta + aggregator.finish().delta).view(3, 4).numpy()
+
+    x = images[0].flatten(1).numpy().astype(np.float64)
+    start = np.full((3, 4), 0.5)
+    gradient = (x @ (start - truth().numpy()).T).T @ x / 24
+    np.testing.assert_allclose(federated, start - 0.1 * gradient, rtol=0, atol=1e-6)
