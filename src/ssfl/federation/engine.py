@@ -1,12 +1,13 @@
 """How a step is run on a device: plainly, or compiled and captured on a GPU.
 
 On CUDA the whole local step (views, forward, loss, backward, optimizer) is captured once per
-batch shape into a CUDA graph and replayed for every client; forward passes are compiled, and both
-views go through a network at once. On a CPU a step is just called.
+batch shape into a CUDA graph and replayed for every client; its parts are compiled for the full
+batch, and both views go through a network at once. On a CPU a step is just called.
 """
 
+import logging
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, ParamSpec, Protocol, TypeVar
 
 import torch
 from pydantic import Field
@@ -14,10 +15,14 @@ from torch import Tensor
 
 from ssfl.algorithms.base import Algorithm
 from ssfl.errors import ConfigError
-from ssfl.federation.learner import Learner, Weights
+from ssfl.federation.learner import Forward, Learner, Weights
 from ssfl.section import Section
 from ssfl.ssl.base import Batch, Outputs
 
+log = logging.getLogger(__name__)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -38,9 +43,9 @@ class DeviceOptions(Section):
 
 
 class RunnableStep(Protocol):
-    """A step that can be called, and told beforehand the shape it will be called with."""
+    """A step that can be called, and shown beforehand what it will be called with."""
 
-    def ready(self, index: Tensor) -> None: ...
+    def ready(self, index: Tensor, uniforms: Tensor) -> None: ...
 
     def __call__(self, index: Tensor, uniforms: Tensor) -> Tensor: ...
 
@@ -55,20 +60,27 @@ class Engine:
         )
         self.compile = options.compile == "auto" and self.device.type == "cuda"
 
-    def prepare(self, learner: Learner, algorithm: Algorithm) -> None:
-        """Give a learner the forward pass that suits the device."""
+    def prepare(self, learner: Learner, algorithm: Algorithm, images: int) -> None:
+        """Give a learner the passes that suit the device; `images` is the usual batch."""
         if self.device.type == "cuda":
             learner.method.see_views_in_one_pass()
-        forward = learner.forward
         if self.bf16:
-            forward = _in_bf16(forward, self.device.type)
-        if self.compile and not algorithm.differentiates_twice:
-            forward = torch.compile(forward, dynamic=False)
-            learner.loss = torch.compile(learner.loss, dynamic=False)
-        learner.forward = forward
+            learner.forward = _in_bf16(learner.forward, self.device.type)
+        if not self.compile:
+            return
+        learner.update = torch.compile(learner.update, dynamic=False)
+        if algorithm.differentiates_twice:
+            log.warning("steps are captured but not compiled: they take gradients of gradients")
+            return
+        learner.forward = _for_batches_of(images, torch.compile(learner.forward), learner.forward)
+        learner.loss = torch.compile(learner.loss, dynamic=False)
+
+    def compiled(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        """A pure function as it should be called on this device."""
+        return torch.compile(function, dynamic=False) if self.compile else function
 
     def step(self, run: Step) -> RunnableStep:
-        """`run` as it should be called on this device."""
+        """A whole step as it should be called on this device."""
         if self.compile:
             from ssfl.federation.capture import CapturedStep
 
@@ -82,19 +94,26 @@ class PlainStep:
     def __init__(self, run: Step) -> None:
         self._run = run
 
-    def ready(self, index: Tensor) -> None:
+    def ready(self, index: Tensor, uniforms: Tensor) -> None:
         """Nothing to prepare."""
 
     def __call__(self, index: Tensor, uniforms: Tensor) -> Tensor:
         return self._run(index, uniforms)
 
 
-def _in_bf16(
-    forward: Callable[[Batch, Weights | None], Outputs], device: str
-) -> Callable[[Batch, Weights | None], Outputs]:
+def _in_bf16(forward: Forward, device: str) -> Forward:
     def run(batch: Batch, weights: Weights | None) -> Outputs:
         with torch.autocast(device, torch.bfloat16):
             return forward(batch, weights)
+
+    return run
+
+
+def _for_batches_of(images: int, compiled: Forward, plain: Forward) -> Forward:
+    """Compiled for the usual batch; a small client's odd one is not worth a compilation."""
+
+    def run(batch: Batch, weights: Weights | None) -> Outputs:
+        return (compiled if batch.views.shape[1] == images else plain)(batch, weights)
 
     return run
 

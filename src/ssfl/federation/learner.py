@@ -71,23 +71,23 @@ class Learner:
                 gradient.add_(self.flat.trainable - self.anchor, alpha=self.pull)
             if anchor is not None:
                 gradient.add_(self.flat.trainable - anchor, alpha=pull)
-            self._sgd(gradient)
-            gradient.zero_()
+            self.update(gradient)
             self.method.after_step(self.progress)
 
-    def _sgd(self, gradient: Tensor) -> None:
-        """PyTorch's SGD: g += wd·θ; v = μ·v + g; θ −= β·v."""
+    def update(self, gradient: Tensor) -> None:
+        """PyTorch's SGD, then a clean slate: g += wd·θ; v = μ·v + g; θ −= β·v; g = 0."""
         theta, options = self.flat.trainable, self._options
         if options.weight_decay:
             gradient.add_(theta, alpha=options.weight_decay)
         self.momentum.mul_(options.momentum).add_(gradient)
         if self._constant_rate is None:
             theta.addcmul_(self.momentum, self.rate, value=-1)
-            return
-        start, stop = self._constant_rate
-        theta[:start].addcmul_(self.momentum[:start], self.rate, value=-1)
-        theta[start:stop].add_(self.momentum[start:stop], alpha=-options.lr)
-        theta[stop:].addcmul_(self.momentum[stop:], self.rate, value=-1)
+        else:
+            start, stop = self._constant_rate
+            theta[:start].addcmul_(self.momentum[:start], self.rate, value=-1)
+            theta[start:stop].add_(self.momentum[start:stop], alpha=-options.lr)
+            theta[stop:].addcmul_(self.momentum[stop:], self.rate, value=-1)
+        gradient.zero_()
 
     def weights(self) -> Weights:
         """The trainable tensors by name, for an inner loop to start from."""

@@ -70,12 +70,14 @@ class Trainer:
             else None
         )
         self._drift = Drift(local, self.models)
+        self._make_views = engine.compiled(views)
         self._step = engine.step(self._one_step)
 
     def _resident(self, build: Callable[[], Method]) -> Learner:
         method = build().to(self.engine.device).train()
         learner = Learner(method, self.local)
-        self.engine.prepare(learner, self.algorithm)
+        part, _, _ = self._micro_batches(self.local.batch)[0]
+        self.engine.prepare(learner, self.algorithm, part.stop)
         return learner
 
     @property
@@ -88,14 +90,16 @@ class Trainer:
         state = state.to(device)
         theta = task.theta.to(device)
         plan = self._plan(client, task.round, indices)
-        self._step.ready(plan[0])  # a step that is captured is captured before the models matter
+        draws = torch_generator(self.seed, "views", task.round, client, device=device)
+        uniforms = self._uniforms(plan, draws)
+        if len(plan):  # a step that is captured is captured before the models matter
+            self._step.ready(plan[0], uniforms[0])
         memory = self._load(task, theta, state)
         totals = torch.zeros(len(self.algorithm.metrics), device=device)
-        draws = torch_generator(self.seed, "views", task.round, client, device=device)
-        for index in plan:
+        for index, numbers in zip(plan, uniforms, strict=True):
             if self.stop.is_set():
                 raise KeyboardInterrupt
-            totals += self._step(index, self._uniforms(index, draws))
+            totals += self._step(index, numbers)
         values = (totals / max(len(plan), 1)).tolist()
         return Result(
             delta=self._delta(theta) if self.algorithm.sends else None,
@@ -159,10 +163,10 @@ class Trainer:
         ]
         return indices[torch.cat(shuffled)].to(self.engine.device, non_blocking=True)
 
-    def _uniforms(self, index: Tensor, generator: torch.Generator) -> Tensor:
-        """The random numbers behind one step's views: batches × views × images × draws."""
-        batches, images = index.shape
-        shape = (batches, self.models.global_.method.views, images, self.views.draws)
+    def _uniforms(self, plan: Tensor, generator: torch.Generator) -> Tensor:
+        """The random numbers behind the views: ... × batches × views × images × draws."""
+        *steps, batches, images = plan.shape
+        shape = (*steps, batches, self.models.global_.method.views, images, self.views.draws)
         return torch.rand(shape, generator=generator, device=self.engine.device)
 
     def _one_step(self, index: Tensor, uniforms: Tensor) -> Tensor:
@@ -179,7 +183,7 @@ class Trainer:
     def _batches(self, index: Tensor, uniforms: Tensor) -> list[Batch]:
         labels = self._labels if self.models.global_.method.needs_labels else None
         return [
-            Batch(self.views(self.pixels[rows], drawn), None if labels is None else labels[rows])
+            Batch(self._make_views(self.pixels[rows], drawn), None if labels is None else labels[rows])
             for rows, drawn in zip(index, uniforms, strict=True)
         ]
 

@@ -1,0 +1,35 @@
+"""SSFL: federated self-supervised learning with personalised encoders.
+
+    import ssfl
+    run = ssfl.train("demo")
+    encoder = run.global_encoder()
+
+Names are imported on first use, so that `import ssfl` and `ssfl --help` stay quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ssfl.config import Config, load_config
+    from ssfl.encoder import Encoder
+    from ssfl.experiment import resume, train
+    from ssfl.run import Run
+
+__version__ = "0.1.0"
+__all__ = ["Config", "Encoder", "Run", "load_config", "resume", "train"]
+
+_HOMES = {
+    "Config": "ssfl.config",
+    "Encoder": "ssfl.encoder",
+    "Run": "ssfl.run",
+    "load_config": "ssfl.config",
+    "resume": "ssfl.experiment",
+    "train": "ssfl.experiment",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'ssfl' has no attribute '{name}'")

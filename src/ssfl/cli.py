@@ -1,0 +1,88 @@
+"""The `ssfl` command: subcommands by name, each imported only when it is used.
+
+What goes wrong for a reason the user can mend ends in one sentence and exit code 2.
+"""
+
+import logging
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+COMMANDS = {
+    "train": ("ssfl.commands.train:train", "Train encoders, or go on with a run."),
+    "recipes": ("ssfl.commands.look:recipes", "List the recipes that come with the package."),
+    "config": ("ssfl.commands.look:config", "Print a configuration, with what every key means."),
+    "partition": ("ssfl.commands.look:partition", "Show who holds what, with pictures."),
+    "data": ("ssfl.commands.data:app", "Get data sets."),
+    "info": ("ssfl.commands.look:info", "Show what a run was and how far it came."),
+}
+"""Name: where it is, and the line in `ssfl --help`."""
+
+
+class _Lazy(TyperGroup):
+    """A group that knows its commands' names and help, and imports one when it is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in COMMANDS:
+            return None
+        target, about = COMMANDS[name]
+        if ctx.resilient_parsing or "--help" in sys.argv[1:2]:
+            return typer.main.get_command(_stub(name, about))
+        module, _, attribute = target.partition(":")
+        found = getattr(import_module(module), attribute)
+        if not isinstance(found, typer.Typer):
+            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            single.command(name)(found)
+            found = single
+        command = typer.main.get_command(found)
+        command.name = name
+        return command
+
+
+def _stub(name: str, about: str) -> typer.Typer:
+    stub = typer.Typer(add_completion=False)
+    stub.command(name, help=about)(lambda: None)
+    return stub
+
+
+app = typer.Typer(
+    cls=_Lazy,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Federated self-supervised learning with personalised encoders: no labels, no shared "
+    "images. Start with `ssfl train demo`.",
+)
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Log more."),
+) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s"
+    )
+    if version:
+        from ssfl import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: errors meant for people are one sentence on stderr and exit code 2."""
+    from ssfl.errors import SSFLError
+
+    try:
+        app()
+    except SSFLError as error:
+        typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
+        typer.echo(str(error), err=True)
+        sys.exit(2)

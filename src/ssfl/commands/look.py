@@ -1,0 +1,111 @@
+"""Commands that only look: recipes, config, partition, info."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Change one option, e.g. --set local.lr=0.03.")
+]
+
+
+def recipes() -> None:
+    """List the recipes that come with the package.
+
+    Example: ssfl recipes
+    """
+    from rich.table import Table
+
+    from ssfl.commands.console import console
+    from ssfl.config import recipes as all_recipes
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, about in all_recipes().items():
+        table.add_row(f"[bold]{name}[/]", about)
+    console.print(table)
+
+
+def config(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a .toml file.")],
+    settings: Settings = None,
+    bare: Annotated[bool, typer.Option(help="Leave out the descriptions.")] = False,
+) -> None:
+    """Print a configuration in full, as resolved, with what every key means.
+
+    Example: ssfl config demo --set algorithm.name=per-ssfl > mine.toml
+    """
+    from ssfl.config import load_config, to_toml
+
+    typer.echo(to_toml(load_config(recipe, settings or []), described=not bare), nl=False)
+
+
+def partition(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a .toml file.")],
+    settings: Settings = None,
+    out: Annotated[Path, typer.Option(help="Where the pictures go.")] = Path("partition"),
+) -> None:
+    """Show who holds what: sizes and class counts, and the paper's two pictures.
+
+    Example: ssfl partition demo --set partition.alpha=0.1
+    """
+    from rich.table import Table
+
+    from ssfl.assemble import load_federated
+    from ssfl.commands.console import console
+    from ssfl.config import load_config
+    from ssfl.data.pictures import save_partition_pictures
+
+    data = load_federated(load_config(recipe, settings or []), progress=console.is_terminal)
+    counts = data.class_counts()
+    table = Table(title=f"{data.dataset.name}: {len(data.dataset.train):,} images")
+    table.add_column("client", justify="right")
+    table.add_column("train", justify="right")
+    table.add_column("test", justify="right")
+    if counts is not None:
+        table.add_column("images of each class", overflow="fold")
+    shown = list(data.clients())[:50]
+    for client in shown:
+        test = data.test_indices(client)
+        row = [str(client), str(data.size(client)), "" if test is None else str(len(test))]
+        if counts is not None:
+            row.append(" ".join(str(n) for n in counts[client]))
+        table.add_row(*row)
+    console.print(table)
+    if len(shown) < len(data.clients()):
+        console.print(f"... and {len(data.clients()) - len(shown):,} more clients")
+    for path in save_partition_pictures(data, out):
+        console.print(f"saved {path}", highlight=False, soft_wrap=True)
+
+
+def info(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Every final figure, as JSON.")] = False,
+) -> None:
+    """Show what a run was and how far it came.
+
+    Example: ssfl info runs/demo --json
+    """
+    from ssfl.commands.console import console
+    from ssfl.commands.train import show_final
+    from ssfl.federation.checkpoint import latest_checkpoint
+    from ssfl.run import Run
+
+    opened = Run(run)
+    final = opened.final
+    if as_json:
+        typer.echo(json.dumps(final, indent=2))
+        return
+    config, saved = opened.config, latest_checkpoint(opened.checkpoints)
+    console.print(
+        f"[bold]{config.name}[/]: {config.algorithm.name} with {config.ssl.method} on "
+        f"{config.data.source}, seed {config.seed}",  # type: ignore[attr-defined]
+        highlight=False,
+    )
+    done = saved.rounds if saved else 0
+    console.print(f"{done} of {config.server.rounds} rounds saved", highlight=False)
+    if final:
+        show_final(final)
+    else:
+        console.print(f"not finished: go on with `ssfl train --resume {run}`", highlight=False)

@@ -1,0 +1,85 @@
+"""`ssfl train`: run an experiment, or go on with one."""
+
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe's name, or the path of a .toml file.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one option, e.g. --set local.lr=0.03. Repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory (default: runs/NAME).")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with this run from its last checkpoint.")
+    ] = None,
+    comm: Annotated[str, typer.Option(help="Transport: local, mpi or ray.")] = "local",
+) -> None:
+    """Train one global encoder, and personal ones where the algorithm has them.
+
+    Example: ssfl train demo --set algorithm.name=per-ssfl --set server.rounds=20
+    """
+    from ssfl import experiment
+    from ssfl.commands.console import console, stop_gracefully
+    from ssfl.config import load_config
+    from ssfl.display import Bars
+    from ssfl.errors import ConfigError
+
+    if (recipe is None) == (resume is None):
+        raise ConfigError(
+            "give either a recipe (see `ssfl recipes`) or --resume RUN, e.g. `ssfl train demo`"
+        )
+    if resume is not None and (settings or out):
+        raise ConfigError("a resumed run keeps its configuration and place: leave out --set, --out")
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    display = Bars(console)
+    with stop_gracefully():
+        if resume is not None:
+            run = experiment.resume(resume, comm=comm, display=display)
+        else:
+            assert recipe is not None
+            config = load_config(recipe, settings or [])
+            run = experiment.train(config, out=out, comm=comm, display=display)
+    show_final(run.final)
+    console.print(f"all of it: {run.path}", highlight=False, soft_wrap=True)
+
+
+FIGURES = {
+    "knn_mean": ("kNN, mean over clients", "pixels_knn_mean", "untrained_knn_mean"),
+    "knn_weighted": ("kNN, by test images", "pixels_knn_weighted", "untrained_knn_weighted"),
+    "knn_global": ("kNN of Θ, all images", "pixels_knn_global", "untrained_knn_global"),
+}
+
+
+def show_final(final: dict[str, Any]) -> None:
+    """The last figures as a table, with the baselines where they were measured."""
+    from rich.table import Table
+
+    from ssfl.commands.console import console
+
+    table = Table(title=f"after {final.get('rounds')} rounds, {final.get('seconds', 0):.0f} s")
+    table.add_column("accuracy", justify="left")
+    for column in ("raw pixels", "untrained", "trained"):
+        table.add_column(column, justify="right")
+    for key, (label, pixels, untrained) in FIGURES.items():
+        if key in final:
+            values = (final.get(pixels), final.get(untrained), final[key])
+            table.add_row(label, *("" if v is None else f"{v:.3f}" for v in values))
+    if table.row_count:
+        console.print(table)
+    health = [
+        f"{label} {final[key]:.{digits}f}"
+        for key, label, digits in (
+            ("loss", "loss", 4),
+            ("std_ratio", "feature spread", 3),
+            ("effective_rank", "effective rank", 1),
+        )
+        if final.get(key) is not None
+    ]
+    console.print("  ".join(health), highlight=False)

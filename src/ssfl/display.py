@@ -1,0 +1,101 @@
+"""A run as it goes, for people: bars for rounds and clients, loss, kNN, time left."""
+
+import time
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from ssfl.data.federated import FederatedData
+from ssfl.federation.messages import Reply
+from ssfl.run import Run
+from ssfl.tracking import Row
+
+LINES = 20
+"""Lines that a run prints where there is no terminal to draw bars on."""
+
+
+class Bars:
+    """Progress bars on a terminal; a line every so often elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+        self._rounds = self._clients = TaskID(0)
+        self._figures: dict[str, float] = {}
+        self._total = 0
+
+    def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None:
+        config = run.config
+        self._total = rounds
+        images = len(data.dataset.train)
+        self._console.print(
+            f"[bold]{config.name}[/]: {config.algorithm.name} with {config.ssl.method} on "
+            f"{images:,} images of {data.dataset.name}, {len(data.clients())} clients, "
+            f"{rounds} rounds" + (f" ({done} done)" if done else "")
+        )
+        self._console.print(f"run directory [cyan]{run.path}[/]", highlight=False, soft_wrap=True)
+        if not self._console.is_terminal:
+            return
+        self._progress = Progress(
+            TextColumn("{task.description}", justify="right"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+            expand=True,
+        )
+        self._rounds = self._progress.add_task("rounds", total=rounds, completed=done, figures="")
+        self._clients = self._progress.add_task("clients", total=None, figures="")
+        self._progress.start()
+
+    def begin_round(self, round_: int, clients: int) -> None:
+        if self._progress is not None:
+            self._progress.reset(self._clients, total=clients)
+
+    def reply(self, reply: Reply) -> None:
+        if self._progress is None:
+            return
+        self._progress.advance(self._clients)
+        if "loss" in reply.metrics:
+            figures = f"client {reply.client} loss {reply.metrics['loss']:.3f}"
+            self._progress.update(self._clients, figures=figures)
+
+    def row(self, row: Row) -> None:
+        for name in ("loss", "knn_global", "knn_mean", "effective_rank"):
+            if row.get(name) is not None:
+                self._figures[name] = row[name]
+        if row["kind"] == "round":
+            self._after_round(row["round"] + 1)
+
+    def _after_round(self, done: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._rounds, completed=done, figures=self._summary())
+        elif done % max(1, self._total // LINES) == 0 or done == self._total:
+            clock = time.strftime("%H:%M:%S")
+            self._console.print(f"{clock} round {done}/{self._total} {self._summary()}")
+
+    def _summary(self) -> str:
+        figures = self._figures
+        parts = [f"loss {figures['loss']:.3f}"] if "loss" in figures else []
+        knn = figures.get("knn_mean", figures.get("knn_global"))
+        if knn is not None:
+            parts.append(f"kNN {knn:.3f}")
+        elif "effective_rank" in figures:
+            parts.append(f"rank {figures['effective_rank']:.0f}")
+        return " ".join(parts)
+
+    def note(self, text: str) -> None:
+        self._console.print(f"[yellow]note:[/] {text}", highlight=False)
+
+    def stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
