@@ -23,7 +23,7 @@ class BackboneOptions(Section):
 
     backbone: str = "resnet18"
     """Network: resnet18, resnet34, resnet50, small, mobilenet or efficientnet."""
-    width: int | None = Field(None, ge=1)
+    width: int | None = Field(default=None, ge=1)
     """Channels after the stem; None for the network's own (64 in ResNets, 32 in the others)."""
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
     """First layers: 'cifar' keeps the resolution, 'imagenet' quarters it; 'auto' takes the latter

@@ -70,7 +70,7 @@ class BatchNorm(nn.Module):
         )
 
     def _all_parts(self, x: Tensor) -> Tensor:
-        parts = x.unflatten(0, (self.groups, -1))
+        parts = x.view(self.groups, -1, *x.shape[1:])
         over = [1, *range(3, parts.ndim)]
         count = parts.numel() // (self.groups * self.features)
         if count < 2:
