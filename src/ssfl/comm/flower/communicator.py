@@ -1,0 +1,260 @@
+"""The server's side of Flower: tasks out, replies in, one message a site and exchange.
+
+Built on `Grid` alone. A site is a SuperNode with one or many clients behind it, known by our own
+client ids; which ids a site holds is asked once when it appears, and from then on an id belongs to
+that site's key. Deadlines are enforced three times: here, as the message's time to live, and as
+the time the site itself may take, so that one slow client does not hold back its neighbours.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import DEFAULT_TTL, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from ssfl.comm.flower.records import (
+    read_replies,
+    read_roll,
+    write_orders,
+    write_roll_call,
+)
+from ssfl.comm.wire import WireError
+from ssfl.errors import FederationError
+from ssfl.federation.messages import Reason, Reply, Task, failed
+
+log = logging.getLogger(__name__)
+
+POLL = 0.25
+CENSUS = 2.0
+"""Seconds between two looks at which sites are connected."""
+TRAVEL = 6.0
+"""Seconds of a deadline kept for the way: SuperNodes look for messages every 3 s."""
+
+
+@dataclass
+class Site:
+    """A connected SuperNode and who is behind it."""
+
+    node: int
+    activated: str
+    """When it last connected: a later time means that it restarted and lost what it was given."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    """|D_k| of its clients, by id."""
+    asked: str = ""
+    """The roll call it has not answered yet."""
+
+
+class FlowerCommunicator:
+    """Clients at Flower sites."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        run: str,
+        recipe: str = "{}",
+        patience: float = 600.0,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`run` is the name (hexadecimal) under which sites keep their states; `recipe` is what
+        they compare theirs with (JSON); `patience` is how many seconds to wait for sites when
+        none is there; `close` ends whatever the grid hangs on."""
+        self._grid, self._patience, self._close = grid, patience, close
+        self._roll_call = write_roll_call(run, recipe)
+        self._sites: dict[int, Site] = {}
+        self._owner: dict[int, int] = {}
+        self._looked = 0.0
+
+    def gather(self, clients: int) -> None:
+        """Wait until at least so many clients have joined."""
+        end = time.monotonic() + self._patience
+        while len(self._present()) < clients:
+            if time.monotonic() > end:
+                raise FederationError(
+                    f"only {len(self._present())} of {clients} clients joined within "
+                    f"{self._patience:g} s: look at the sites' logs, or wait for fewer"
+                )
+            self._census()
+            self._hear_rolls()
+            time.sleep(POLL)
+
+    def clients(self) -> Sequence[int]:
+        """Ids of the clients whose sites are connected now; waits when there are none."""
+        self._census()
+        self._hear_rolls()
+        if not self._present():
+            self.gather(1)
+        return sorted(self._present())
+
+    def sizes(self) -> Sequence[int]:
+        present = self._present()
+        return [present[client] for client in sorted(present)]
+
+    def exchange(
+        self, task: Task, clients: Sequence[int], deadline: float | None = None
+    ) -> Iterator[Reply]:
+        """Replies as sites finish. Replies to earlier rounds that came late are yielded too."""
+        end = None if deadline is None else time.monotonic() + deadline
+        groups = self._group(clients)
+        for client in set(clients).difference(*groups.values()):
+            yield failed(client, task, Reason.LOST, "its site is not connected")
+        waiting = self._send(task, groups, deadline)
+        for node in groups.keys() - waiting.values():
+            yield from _all_failed(groups[node], task, Reason.LOST, "its site took no message")
+        since = {node: self._sites[node].activated for node in waiting.values()}
+        while waiting and (end is None or time.monotonic() < end):
+            for message in self._pull(list(waiting)):
+                node = waiting.pop(message.metadata.reply_to_message_id)
+                yield from self._unpack(message, task, groups[node], node)
+            if self._census():
+                for key, node in list(waiting.items()):
+                    site = self._sites.get(node)
+                    if site is None or site.activated != since[node]:
+                        del waiting[key]
+                        what = "is gone" if site is None else "restarted"
+                        yield from _all_failed(groups[node], task, Reason.LOST, f"its site {what}")
+            if waiting:
+                time.sleep(POLL)
+        for node in waiting.values():
+            what = f"no reply from its site within {deadline:g} s"
+            yield from _all_failed(groups[node], task, Reason.DEADLINE, what)
+
+    def close(self) -> None:
+        """End the grid's run and what serves it."""
+        self._close()
+
+    # Who is there
+
+    def _present(self) -> dict[int, int]:
+        return {
+            client: size for site in self._sites.values() for client, size in site.sizes.items()
+        }
+
+    def _census(self) -> bool:
+        """Look at which sites are connected, at most every two seconds; call new ones."""
+        if time.monotonic() - self._looked < CENSUS:
+            return False
+        connected = {node.node_id: node for node in self._grid.get_nodes()}
+        for node in self._sites.keys() - connected.keys():
+            log.warning("site %s is gone", _name(node))
+            del self._sites[node]
+        for node, info in connected.items():
+            site = self._sites.get(node)
+            if site is None or site.activated != info.last_activated_at:
+                known = site.sizes if site else {}
+                self._sites[node] = Site(node, info.last_activated_at, known)
+                self._call(self._sites[node])
+        self._looked = time.monotonic()
+        return True
+
+    def _call(self, site: Site) -> None:
+        message = Message(self._roll_call, site.node, "query", ttl=DEFAULT_TTL)
+        (site.asked,) = self._grid.push_messages([message]) or [""]
+
+    def _hear_rolls(self) -> None:
+        called = {site.asked: site for site in self._sites.values() if site.asked}
+        for message in self._pull(list(called)):
+            site = called[message.metadata.reply_to_message_id]
+            site.asked = ""
+            if message.has_error():
+                log.warning("site %s: %s", _name(site.node), message.error.reason)
+                continue
+            self._admit(site, message.content)
+
+    def _admit(self, site: Site, content: RecordDict) -> None:
+        try:
+            roll = read_roll(content)
+        except WireError as error:
+            log.warning("site %s: %s", _name(site.node), error)
+            return
+        site.sizes = {}
+        if roll.objection:
+            log.warning("site %s does not take part: %s", _name(site.node), roll.objection)
+            return
+        for client, size in zip(roll.clients, roll.sizes, strict=True):
+            if self._owner.setdefault(client, site.node) != site.node:
+                log.warning(
+                    "site %s claims client %d, which belongs to site %s: refused",
+                    _name(site.node),
+                    client,
+                    _name(self._owner[client]),
+                )
+            else:
+                site.sizes[client] = size
+        log.info("site %s joined with clients %s", _name(site.node), sorted(site.sizes))
+
+    # One exchange
+
+    def _group(self, clients: Sequence[int]) -> dict[int, list[int]]:
+        """The clients by the node they are behind, in the order given."""
+        groups: dict[int, list[int]] = {}
+        for client in clients:
+            node = self._owner.get(client)
+            if node in self._sites and client in self._sites[node].sizes:
+                groups.setdefault(node, []).append(client)
+        return groups
+
+    def _send(
+        self, task: Task, groups: dict[int, list[int]], deadline: float | None
+    ) -> dict[str, int]:
+        """Message ids with the nodes they were for."""
+        seconds = None if deadline is None else deadline - min(TRAVEL, deadline / 2)
+        orders = write_orders(task, groups.values(), seconds)
+        messages = [
+            Message(
+                order, node, task.kind.value, ttl=deadline or DEFAULT_TTL, group_id=str(task.round)
+            )
+            for node, order in zip(groups, orders, strict=True)
+        ]
+        keys = list(self._grid.push_messages(messages))
+        return {key: node for key, node in zip(keys, groups, strict=False) if key}
+
+    def _pull(self, keys: list[str]) -> list[Message]:
+        return list(self._grid.pull_messages(keys)) if keys else []
+
+    def _unpack(
+        self, message: Message, task: Task, clients: Sequence[int], node: int
+    ) -> Iterator[Reply]:
+        """Exactly one reply per client asked, whatever the site sent."""
+        if message.has_error():
+            yield from _all_failed(clients, task, *_why(message.error.code, message.error.reason))
+            return
+        try:
+            replies = read_replies(message.content)
+        except WireError as error:
+            yield from _all_failed(clients, task, Reason.REFUSED, str(error))
+            return
+        missing = dict.fromkeys(clients)
+        for reply in replies:
+            if self._owner.get(reply.client) != node:
+                log.warning(
+                    "site %s answered for client %d, which is not its own: refused",
+                    _name(node),
+                    reply.client,
+                )
+            elif reply.round < task.round:
+                yield reply  # late
+            elif reply.client in missing:
+                del missing[reply.client]
+                yield reply
+        yield from _all_failed(list(missing), task, Reason.LOST, "its site did not answer for it")
+
+
+def _all_failed(clients: Sequence[int], task: Task, reason: Reason, detail: str) -> Iterator[Reply]:
+    for client in clients:
+        yield failed(client, task, reason, detail)
+
+
+def _why(code: int, detail: str) -> tuple[Reason, str]:
+    """Flower's error codes in our words."""
+    if code == ErrorCode.NODE_UNAVAILABLE:
+        return Reason.LOST, "its site is gone"
+    if code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
+        return Reason.DEADLINE, "the message or its reply outlived its time"
+    return Reason.ERROR, detail
+
+
+def _name(node: int) -> str:
+    return f"{node:x}"[:8]

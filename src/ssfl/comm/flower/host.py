@@ -1,0 +1,207 @@
+"""A site: its folder, its images, its clients, and the SuperNode that speaks for it.
+
+site.toml     where the server is, which clients live here, where their images are
+recipe.toml   the experiment, as agreed with the coordinator
+ca.pem        whom to believe          site.key, site.pub    who we are
+runs/         per run, what the clients have learnt: a run directory without the server's part
+flower/       logs
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field, ValidationError
+
+from ssfl.assemble import build_host, load_federated
+from ssfl.comm.flower.keys import make_site_key
+from ssfl.comm.flower.processes import Child, free_port, new_secret, wait_for_port
+from ssfl.comm.flower.recipe import shared_recipe
+from ssfl.comm.local import LocalCommunicator
+from ssfl.config import Config, load_config, parse, to_toml
+from ssfl.data.federated import FederatedData
+from ssfl.errors import ConfigError, FederationError
+from ssfl.federation.checkpoint import Checkpoint, save_checkpoint
+from ssfl.federation.client import Host
+from ssfl.federation.engine import Engine
+from ssfl.federation.messages import Task, TaskKind
+from ssfl.federation.store import StateStore
+from ssfl.files import write_text
+from ssfl.run import Run
+from ssfl.section import Section
+
+
+class SiteOptions(Section):
+    """What a site's engineer decides."""
+
+    server: str = Field(pattern=r"^[^\s/]+:\d+$")
+    """The coordinator's address, host:port."""
+    clients: tuple[int, ...] = Field(min_length=1)
+    """Ids of the clients that live here, as agreed with the coordinator."""
+    data: Path | None = None
+    """Folder of this site's images. Without one, the recipe's own data are used (a rehearsal)."""
+    workers: int = Field(1, ge=1)
+    """Clients that train side by side."""
+
+
+@dataclass(frozen=True, eq=False)
+class SiteData(FederatedData):
+    """The images of some clients, under the ids they have in the whole federation."""
+
+    here: tuple[int, ...] = ()
+
+    def clients(self) -> Sequence[int]:  # type: ignore[override]
+        return self.here
+
+
+def init_site(folder: Path, options: SiteOptions, config: Config, ca: Path) -> Path:
+    """Lay out a site's folder and make its key; gives the public key to send to the coordinator."""
+    if not ca.is_file():
+        raise ConfigError(f"there is no file {ca}: ask the coordinator for the federation's ca.pem")
+    public = make_site_key(folder)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in _plain(options).items()]
+    write_text(folder / "site.toml", "\n".join(lines) + "\n")
+    write_text(folder / "recipe.toml", to_toml(config))
+    write_text(folder / "ca.pem", ca.read_text())
+    return public
+
+
+def load_site(folder: Path, data: Path | None = None) -> tuple[SiteOptions, Config]:
+    """A site's settings and recipe; `data` replaces the folder of images."""
+    try:
+        raw = tomllib.loads((folder / "site.toml").read_text())
+        options = SiteOptions.model_validate(raw | ({"data": data} if data else {}))
+    except OSError:
+        raise ConfigError(f"{folder} is not a site: make one with `ssfl site init`") from None
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ConfigError(f"{folder / 'site.toml'} cannot be used: {error}") from None
+    return options, load_config(folder / "recipe.toml")
+
+
+def build_hosts(options: SiteOptions, config: Config) -> list[Host]:
+    """This site's clients, on its own images, ready to work (their stores come with the run)."""
+    here = options.clients
+    if options.data is not None:
+        if not options.data.is_dir():
+            raise ConfigError(f"there is no folder {options.data}: give the images' with --data")
+        local = load_federated(_on_folder(config, options.data, len(here)), progress=True)
+        if len(local) != len(here):
+            raise ConfigError(f"{options.data} is of {len(local)} clients, not of {len(here)}")
+        order: dict[int, int] = dict(zip(here, range(len(here)), strict=True))
+    else:
+        local = load_federated(config)
+        order = {client: client for client in here}
+        if max(here) >= len(local):
+            raise ConfigError(f"the recipe has clients 0 to {len(local) - 1}, not {max(here)}")
+    data = _under_ids(local, order)
+    engine, nowhere = Engine(config.device), StateStore(Path("nowhere"), 0)
+    return [build_host(config, data, nowhere, engine) for _ in range(options.workers)]
+
+
+class SiteKeeper:
+    """Clients' states on this site's disk: written before a reply goes out, tagged with their
+    round, and under the run's name, so that no run finds another's."""
+
+    def __init__(self, folder: Path, config: Config, hosts: Sequence[Host]) -> None:
+        self._folder, self._config, self._hosts = folder, config, hosts
+        self._run: Run | None = None
+        self._fresh = False
+
+    def begin(self, run: str) -> None:
+        """Go (back) to this run, with what is on disk."""
+        folder = self._folder / "runs" / run
+        write_text(folder / "config.toml", to_toml(self._config))
+        self._run = Run(folder)
+        self._run.write_facts(self._hosts[0].data.dataset, len(self._hosts[0].clients()))
+        store = self._run.store
+        for host in self._hosts:
+            host.store = store
+        self._fresh = True
+
+    def prepare(self, task: Task) -> None:
+        """Forget a future that the server has gone back on."""
+        if self._run is None:
+            raise FederationError("a task came before the roll call")
+        if self._fresh:
+            self._hosts[0].store.rewind(task.round)
+            self._fresh = False
+
+    def keep(self, task: Task) -> None:
+        """States to disk; Θ too when it is judged, so that the site can use it later."""
+        store = self._hosts[0].store
+        store.flush()
+        store.prune(task.durable)
+        if task.kind is TaskKind.EVALUATE and self._run is not None:
+            checkpoint = Checkpoint(task.round, task.layout, {"theta": task.theta})
+            save_checkpoint(self._run.checkpoints, checkpoint)
+
+
+@contextmanager
+def supernode(folder: Path, options: SiteOptions) -> Iterator[tuple[Child, str, bytes]]:
+    """The site's SuperNode, the address it hands messages over at, and the secret for that."""
+    place, port = folder / "flower", free_port()
+    secret = new_secret(place / "secret")
+    child = Child(
+        "node",
+        [
+            *("--superlink", options.server, "--root-certificates", str(folder / "ca.pem")),
+            *("--auth-supernode-private-key", str(folder / "site.key")),
+            *("--isolation", "process", "--host", "127.0.0.1", "--port", str(port)),
+            *("--superexec-auth-secret-file", str(place / "secret")),
+        ],
+        place,
+    )
+    child.start()
+    try:
+        wait_for_port(child, port)
+        yield child, f"127.0.0.1:{port}", secret
+    finally:
+        child.stop()
+
+
+def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
+    """Take part until interrupted, or until the SuperNode gives up."""
+    from ssfl.comm.flower.runtime import answer_messages
+    from ssfl.comm.flower.site import SiteAnswers
+
+    torch.set_num_threads(config.device.threads)
+    hosts = build_hosts(options, config)
+    local = LocalCommunicator(hosts)
+    answers = SiteAnswers(local, shared_recipe(config), SiteKeeper(folder, config, hosts))
+    try:
+        with supernode(folder, options) as (child, address, secret):
+            answer_messages(address, secret, answers, child.ended)
+            raise FederationError(
+                f"the connection to {options.server} ended ({child.log}): {child.last_words()}"
+            )
+    finally:
+        local.close()
+
+
+def _plain(options: SiteOptions) -> dict[str, Any]:
+    return options.model_dump(mode="json", exclude_none=True)
+
+
+def _on_folder(config: Config, folder: Path, clients: int) -> Config:
+    """The recipe, on this site's images, dealt evenly among its clients."""
+    raw = config.model_dump(mode="json", exclude_none=True)
+    raw["data"] = {"source": "folder", "path": str(folder.resolve())}
+    raw["partition"] = {"kind": "iid", "clients": clients, "min_size": 2}
+    raw["server"] |= {"clients_per_round": 0}
+    return parse(raw)
+
+
+def _under_ids(local: FederatedData, order: dict[int, int]) -> SiteData:
+    """`local` with client `order[id]` known as `id`."""
+    size = 1 + max(order)
+    empty = local.train_parts[0][:0]
+    train = [local.train_parts[order[i]] if i in order else empty for i in range(size)]
+    test = None
+    if local.test_parts is not None:
+        test = [local.test_parts[order[i]] if i in order else empty for i in range(size)]
+    return SiteData(local.dataset, train, test, here=tuple(order))

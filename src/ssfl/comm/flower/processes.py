@@ -1,0 +1,138 @@
+"""Flower's programs as children of ours: started, watched, and never left behind.
+
+Each gets its own process group and log file. Children end when we end them, when we exit, and
+(because they watch us) when we are killed.
+"""
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ssfl.comm.flower.keys import write_secret
+from ssfl.errors import FederationError
+
+log = logging.getLogger(__name__)
+
+QUIET = {
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+"""Flower neither installs anything, nor reports home, nor looks for updates."""
+
+
+class Child:
+    """One of Flower's programs."""
+
+    def __init__(self, module: str, arguments: Sequence[str], folder: Path) -> None:
+        self._command = [sys.executable, "-m", f"ssfl.comm.flower.{module}", *arguments]
+        self._folder = folder
+        self.log = folder / f"{module}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it (again)."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=os.environ | QUIET | {"FLWR_HOME": str(self._folder / "home")},
+                start_new_session=True,
+            )
+        atexit.register(self.stop)
+
+    @property
+    def pid(self) -> int:
+        """Its process id (and group)."""
+        return self._process.pid if self._process else 0
+
+    def ended(self) -> bool:
+        """Whether it is not running."""
+        return self._process is None or self._process.poll() is not None
+
+    def stop(self, patience: float = 5.0) -> None:
+        """End it and whatever it started: politely, then not."""
+        atexit.unregister(self.stop)
+        if self._process is None:
+            return
+        for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, patience)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+                break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def last_words(self) -> str:
+        """The end of its log, for an error message."""
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+            return " / ".join(line.strip() for line in lines[-4:] if line.strip())
+        return ""
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def new_secret(path: Path) -> bytes:
+    """A secret that this process shares with its child through a file."""
+    secret = secrets.token_bytes(32)
+    write_secret(path, secret)
+    return secret
+
+
+def wait_for_port(child: Child, port: int, patience: float = 60.0) -> None:
+    """Wait until a child listens, or say why it doesn't."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end and not child.ended():
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.1)
+    raise FederationError(f"it did not start ({child.log}): {child.last_words()}")
+
+
+@contextlib.contextmanager
+def kept_running(child: Child, port: int) -> Iterator[None]:
+    """Run a child for the length of the `with` block; start it again if it dies meanwhile."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        raise FederationError(f"port {port} is taken: stop what listens there, or give another")
+    child.start()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.5):
+            if child.ended() and not over.is_set():
+                log.warning("the SuperLink died and is started again (%s)", child.log)
+                child.start()
+                over.wait(2.0)
+
+    try:
+        wait_for_port(child, port)
+        watcher = threading.Thread(target=watch, name="ssfl-superlink", daemon=True)
+        watcher.start()
+        yield
+        over.set()
+        watcher.join()
+    finally:
+        over.set()
+        child.stop()

@@ -1,0 +1,112 @@
+"""The coordinator: a SuperLink for the length of a run, and a communicator over it.
+
+`connect` is what an experiment with `--comm flower` calls; `ssfl serve` writes its settings into
+the run directory first, so that a resumed run finds them again.
+"""
+
+import contextlib
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from ssfl.comm.flower.communicator import FlowerCommunicator
+from ssfl.comm.flower.keys import server_names
+from ssfl.comm.flower.processes import Child, kept_running, new_secret
+from ssfl.comm.flower.recipe import shared_recipe
+from ssfl.comm.flower.runtime import Link
+from ssfl.config import Config
+from ssfl.errors import ConfigError
+from ssfl.federation.client import Host
+from ssfl.files import write_text
+from ssfl.section import Section
+
+SETTINGS = "serve.json"
+
+
+class ServeOptions(Section):
+    """How a coordinator can be reached, and by whom."""
+
+    keys: Path
+    """Folder with ca.pem, server.pem, server.key and the public keys of sites, sites/*.pub."""
+    host: str = "0.0.0.0"
+    """Address to listen on."""
+    port: int = Field(9092, ge=1, le=65535)
+    """Port to listen on."""
+    clients: int = Field(0, ge=0)
+    """Clients to wait for before the first round (0: as many as the recipe's partition has)."""
+    patience: float = Field(3600.0, gt=0)
+    """Seconds to wait for them."""
+    run: str = Field(default_factory=lambda: secrets.token_hex(16))
+    """The name under which sites keep their clients' states of this run."""
+
+
+def write_settings(folder: Path, options: ServeOptions) -> None:
+    """Keep the settings with the run."""
+    write_text(folder / SETTINGS, options.model_dump_json(indent=2))
+
+
+def read_settings(folder: Path) -> ServeOptions:
+    """The settings a run was served with."""
+    try:
+        return ServeOptions.model_validate_json((folder / SETTINGS).read_text())
+    except (OSError, ValidationError):
+        raise ConfigError(
+            f"{folder} was not started by `ssfl serve`: it has no {SETTINGS}"
+        ) from None
+
+
+def connect(config: Config, folder: Path, hosts: Sequence[Host]) -> FlowerCommunicator:
+    """Start the SuperLink, let the known sites in, and wait for their clients."""
+    options = read_settings(folder)
+    check_keys(options.keys)
+    place = folder / "flower"
+    secret = new_secret(place / "secret")
+    child = Child("link", _arguments(options, place), place)
+    stack = contextlib.ExitStack()
+    try:
+        stack.enter_context(kept_running(child, options.port))
+        ca = (options.keys / "ca.pem").read_bytes()
+        link = Link(f"127.0.0.1:{options.port}", ca, secret)
+        for key in sorted((options.keys / "sites").glob("*.pub")):
+            link.register(key.stem, key)
+        grid = stack.enter_context(link.run())
+        recipe = json.dumps(shared_recipe(config))
+        communicator = FlowerCommunicator(
+            grid, options.run, recipe, options.patience, close=stack.close
+        )
+        communicator.gather(options.clients or config.partition.clients)
+    except BaseException:
+        stack.close()
+        raise
+    return communicator
+
+
+def check_keys(folder: Path) -> None:
+    """Say what is missing before anything is started."""
+    for name in ("ca.pem", "server.pem", "server.key"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder} has no {name}: make one with `ssfl certs`, or copy yours")
+    if "127.0.0.1" not in server_names(folder / "server.pem"):
+        raise ConfigError(
+            f"{folder / 'server.pem'} must also be for 127.0.0.1 (as a subject alternative name): "
+            "the coordinator talks to its own SuperLink by that address"
+        )
+    if not any((folder / "sites").glob("*.pub")):
+        raise ConfigError(
+            f"{folder / 'sites'} holds no public key (NAME.pub) of any site: nobody could join"
+        )
+
+
+def _arguments(options: ServeOptions, place: Path) -> list[str]:
+    keys = options.keys.resolve()
+    return [
+        *("--host", options.host, "--port", str(options.port)),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(place / "secret")),
+        *("--ssl-ca-certfile", str(keys / "ca.pem")),
+        *("--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key")),
+        *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+        *("--database", str((place / "link.sqlite").resolve())),
+    ]
