@@ -1,0 +1,180 @@
+"""`ssfl certs`, `ssfl serve`, `ssfl site init`, `ssfl site start`: a federation between sites.
+
+They prepare Flower's files, start Flower's own programs as children, and leave none behind.
+"""
+
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from ssfl.errors import ConfigError
+
+Settings = Annotated[
+    list[str], typer.Option("--set", help="section.key=value on top of the recipe.")
+]
+
+site = typer.Typer(no_args_is_help=True, help="Take part in a federation with your own images.")
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Folder to make; must hold no keys yet.")],
+    host: Annotated[
+        list[str], typer.Option("--host", help="A name or address sites reach the server by.")
+    ] = [],  # noqa: B006
+    days: Annotated[int, typer.Option(help="Days until the certificates expire.")] = 365,
+) -> None:
+    """Make a certificate authority and a server certificate, for trying a federation out."""
+    need_flower()
+    from ssfl.comm.flower.keys import make_authority
+
+    make_authority(folder, host, days)
+    (folder / "sites").mkdir(exist_ok=True)
+    typer.echo(f"Give every site {folder / 'ca.pem'}; put its site.pub into {folder / 'sites'} as")
+    typer.echo(f"NAME.pub; then run `ssfl serve RECIPE --keys {folder}`. Keep the .key files here.")
+
+
+def serve(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe, a .toml file, or a run directory to go on with.")
+    ],
+    keys: Annotated[Path, typer.Option(help="Folder made by `ssfl certs`.")] = Path("keys"),
+    clients: Annotated[
+        int, typer.Option(help="Clients to wait for before round 0 (0: the recipe's number).")
+    ] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9092,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for clients.")] = 3600.0,
+    out: Annotated[Path | None, typer.Option(help="Run directory.")] = None,
+    setting: Settings = [],  # noqa: B006
+) -> None:
+    """Coordinate a federation: wait for sites, train, keep the record."""
+    need_flower()
+    from ssfl.comm.flower.serve import ServeOptions, check_keys, read_settings, write_settings
+    from ssfl.commands.console import console
+    from ssfl.commands.train import show_final
+    from ssfl.config import load_config
+    from ssfl.display import Bars
+    from ssfl.experiment import Experiment
+    from ssfl.run import Run
+
+    if (Path(recipe) / "config.toml").is_file():
+        run = Run(recipe)
+        check_keys(read_settings(run.path).keys)
+    else:
+        config = load_config(recipe, setting)
+        check_keys(keys)
+        run = Run.create(config, out)
+        options = ServeOptions(
+            keys=keys.resolve(), host=host, port=port, clients=clients, patience=patience
+        )
+        write_settings(run.path, options)
+    tell(f"Run directory {run.path}; `ssfl serve {run.path}` goes on with it if it is stopped.")
+    try:
+        with log_to_stderr(), ended_by_sigterm():
+            Experiment(run, "flower", Bars(console)).play()
+    except KeyboardInterrupt:
+        tell(f"Stopped; what was done is saved: go on with `ssfl serve {run.path}`.")
+        raise typer.Exit(130) from None
+    show_final(run.final)
+    tell(f"All of it: {run.path}")
+
+
+@site.command("init")
+def site_init(
+    folder: Annotated[Path, typer.Argument(help="Folder to make for this site.")],
+    server: Annotated[str, typer.Option(help="The coordinator's address, host:port.")],
+    ca: Annotated[Path, typer.Option(help="The federation's ca.pem, from the coordinator.")],
+    recipe: Annotated[str, typer.Option(help="The agreed recipe or .toml file.")],
+    clients: Annotated[str, typer.Option(help="Ids of the clients here, e.g. 0 or 3,4,5.")],
+    data: Annotated[Path | None, typer.Option(help="Folder of this site's images.")] = None,
+    workers: Annotated[int, typer.Option(help="Clients that train side by side.")] = 1,
+    setting: Settings = [],  # noqa: B006
+) -> None:
+    """Prepare a site: its settings, and a key whose public half the coordinator must know."""
+    need_flower()
+    from pydantic import ValidationError
+
+    from ssfl.comm.flower.host import SiteOptions, init_site
+    from ssfl.config import load_config
+
+    try:
+        options = SiteOptions(
+            server=server,
+            clients=tuple(int(number) for number in clients.split(",")),
+            data=data.resolve() if data else None,
+            workers=workers,
+        )
+    except (ValueError, ValidationError):
+        raise ConfigError(
+            f"--server {server} --clients {clients}: write them as host:port and 0,1,2"
+        ) from None
+    public = init_site(folder, options, load_config(recipe, setting), ca)
+    typer.echo(f"Send {public} (and nothing else) to the coordinator; then run")
+    typer.echo(f"`ssfl site start {folder}{'' if data else ' --data FOLDER'}`.")
+
+
+@site.command("start")
+def site_start(
+    folder: Annotated[Path, typer.Argument(help="The site's folder.")] = Path(),
+    data: Annotated[Path | None, typer.Option(help="Folder of this site's images.")] = None,
+) -> None:
+    """Take part until stopped. Images, labels and personal encoders stay in this machine."""
+    need_flower()
+    from ssfl.comm.flower.host import load_site, run_site
+
+    options, config = load_site(folder, data.resolve() if data else None)
+    try:
+        with log_to_stderr(), ended_by_sigterm():
+            run_site(folder.resolve(), options, config)
+    except KeyboardInterrupt:
+        tell("Left the federation; what was learnt here is in " + str(folder / "runs"))
+
+
+def need_flower() -> None:
+    """Say how to get Flower where it is missing."""
+    if find_spec("flwr") is None:
+        raise ConfigError("Flower is not installed: `pip install 'ssfl[flower]'`")
+
+
+def tell(text: str) -> None:
+    """A line for people, apart from what a program would read."""
+    typer.echo(text, err=True)
+
+
+@contextlib.contextmanager
+def log_to_stderr() -> Iterator[None]:
+    """Our own log lines on the terminal (or in systemd's journal); Flower's go to its files."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    ours = logging.getLogger("ssfl")
+    before = ours.level, ours.propagate
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        ours.level, ours.propagate = before
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Treat a polite end (systemd, kill) like Ctrl-C: save, end the children, go."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
