@@ -15,7 +15,7 @@ class BatchNorm(nn.Module):
     """Batch norm over all dimensions but the second, for N×C and N×C×H×W alike.
 
     In training the batch is `groups` equal parts, one after another, with statistics of their own.
-    Statistics are float32 whatever the input's precision; the output has the input's.
+    Statistics are at least float32 whatever the input's precision; the output has the input's.
 
     `plain_ops` chooses between the native kernels, part by part (False), and tensor operations
     that normalise all parts at once and that a compiler can fuse (True); None decides by whether
@@ -75,7 +75,7 @@ class BatchNorm(nn.Module):
         count = parts.numel() // (self.groups * self.features)
         if count < 2:
             raise ValueError("batch norm needs more than one value per channel in training")
-        exact = parts.float()
+        exact = parts.to(torch.promote_types(x.dtype, torch.float32))
         variance, mean = torch.var_mean(exact, dim=over, correction=0, keepdim=True)
         self._remember(
             mean.detach().view(self.groups, -1),

@@ -1,0 +1,140 @@
+"""Batch norm per view: against torch's own BatchNorm, one view after another."""
+
+import pytest
+import torch
+from torch import nn
+
+from ssfl.models.norm import BatchNorm, set_groups
+
+SHAPES = [(12, 5), (12, 5, 4, 3)]
+
+
+def some(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator) * 2 + 1
+
+
+def oracle(features: int, ndim: int, affine: bool) -> nn.Module:
+    kind = nn.BatchNorm1d if ndim == 2 else nn.BatchNorm2d
+    return kind(features, affine=affine)
+
+
+def pair(shape: tuple[int, ...], *, groups: int, affine: bool, plain: bool):
+    """Ours, and torch's with the same scale and shift."""
+    ours, theirs = BatchNorm(5, affine=affine, groups=groups), oracle(5, len(shape), affine)
+    ours.plain_ops = plain
+    if affine:
+        with torch.no_grad():
+            for ours_, theirs_ in ((ours.weight, theirs.weight), (ours.bias, theirs.bias)):
+                ours_.copy_(some((5,), 7))
+                theirs_.copy_(ours_)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_training_is_one_pass_per_view_after_another(shape, groups, affine, plain):
+    ours, theirs = pair(shape, groups=groups, affine=affine, plain=plain)
+    ours_x = some(shape).requires_grad_()
+    theirs_x = some(shape).requires_grad_()
+    got = ours(ours_x)
+    expected = torch.cat([theirs(view) for view in theirs_x.chunk(groups)])
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+
+    slope = some(shape, 3)
+    (got * slope).sum().backward()
+    (expected * slope).sum().backward()
+    torch.testing.assert_close(ours_x.grad, theirs_x.grad, rtol=1e-4, atol=1e-5)
+    if affine:
+        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours.bias.grad, theirs.bias.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_evaluation_uses_running_statistics_whatever_the_groups(shape):
+    ours, theirs = pair(shape, groups=2, affine=True, plain=True)
+    ours(some(shape))
+    for view in some(shape).chunk(2):
+        theirs(view)
+    x = some((7, *shape[1:]), 5)  # seven: no need to be a multiple of the views
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_gradients_may_be_differentiated_again(plain):
+    norm = BatchNorm(3, groups=2).double()
+    norm.plain_ops = plain
+    x = some((8, 3, 2, 2)).double().requires_grad_()
+
+    def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        parameters = {"weight": weight, "bias": bias}
+        return torch.func.functional_call(norm, parameters, (x,))
+
+    weight = torch.linspace(0.5, 1.5, 3).double().requires_grad_()
+    bias = torch.zeros(3).double().requires_grad_()
+    assert torch.autograd.gradgradcheck(forward, (x, weight, bias), fast_mode=True)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_half_precision_in_gives_half_out_with_float32_statistics(plain):
+    norm = BatchNorm(5, groups=2)
+    norm.plain_ops = plain
+    x = some((64, 5, 4, 4)) + 100  # far from zero: bfloat16 sums would be useless here
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = norm(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    assert norm.running_mean.dtype == torch.float32
+    parts = x.bfloat16().double().chunk(2)
+    mean = torch.zeros(5).double()
+    for part in parts:
+        mean = 0.9 * mean + 0.1 * part.mean(dim=(0, 2, 3))
+    torch.testing.assert_close(norm.running_mean.double(), mean, rtol=1e-5, atol=1e-5)
+    expected = torch.cat(
+        [
+            (p - p.mean((0, 2, 3), keepdim=True)) / p.std((0, 2, 3), correction=0, keepdim=True)
+            for p in parts
+        ]
+    )
+    torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_channels_last_stays_channels_last(plain):
+    norm = BatchNorm(5, groups=2)
+    norm.plain_ops = plain
+    x = some((8, 5, 4, 4)).to(memory_format=torch.channels_last)
+    y = norm(x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    other = BatchNorm(5, groups=2)
+    torch.testing.assert_close(y, other(x.contiguous()))
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_there_are_no_tensors_but_floats(affine):
+    names = set(BatchNorm(4, affine=affine).state_dict())
+    statistics = {"running_mean", "running_var"}
+    assert names == statistics | ({"weight", "bias"} if affine else set())
+    assert all(t.dtype == torch.float32 for t in BatchNorm(4).state_dict().values())
+
+
+def test_set_groups_reaches_every_norm_inside():
+    model = nn.Sequential(nn.Linear(3, 4), BatchNorm(4), nn.Sequential(BatchNorm(4)))
+    set_groups(model, 2)
+    assert [m.groups for m in model.modules() if isinstance(m, BatchNorm)] == [2, 2]
+
+
+def test_a_batch_that_is_not_whole_views_is_refused():
+    with pytest.raises(ValueError, match="batch of 5 cannot be split into 2 views"):
+        BatchNorm(3, groups=2)(torch.randn(5, 3))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_view_of_one_value_is_refused(plain):
+    norm = BatchNorm(3, groups=2)
+    norm.plain_ops = plain
+    with pytest.raises(ValueError, match=r"more than (one|1) value per channel"):
+        norm(torch.randn(2, 3))
