@@ -44,7 +44,8 @@ class SiteOptions(Section):
     clients: tuple[int, ...] = Field(min_length=1)
     """Ids of the clients that live here, as agreed with the coordinator."""
     data: Path | None = None
-    """Folder of this site's images. Without one, the recipe's own data are used (a rehearsal)."""
+    """Folder of this site's images, with a subfolder per client (in the order of their names)
+    where there are several. Without one, the recipe's own data are used: a rehearsal."""
     workers: int = Field(1, ge=1)
     """Clients that train side by side."""
 
@@ -91,7 +92,10 @@ def build_hosts(options: SiteOptions, config: Config) -> list[Host]:
             raise ConfigError(f"there is no folder {options.data}: give the images' with --data")
         local = load_federated(_on_folder(config, options.data, len(here)), progress=True)
         if len(local) != len(here):
-            raise ConfigError(f"{options.data} is of {len(local)} clients, not of {len(here)}")
+            raise ConfigError(
+                f"{options.data} has images of {len(local)} clients (a subfolder each), "
+                f"but {len(here)} live here according to site.toml"
+            )
         order: dict[int, int] = dict(zip(here, range(len(here)), strict=True))
     else:
         local = load_federated(config)
@@ -188,10 +192,14 @@ def _plain(options: SiteOptions) -> dict[str, Any]:
 
 
 def _on_folder(config: Config, folder: Path, clients: int) -> Config:
-    """The recipe, on this site's images, dealt evenly among its clients."""
+    """The recipe on this site's images: all of one client, or a subfolder for each of several."""
     raw = config.model_dump(mode="json", exclude_none=True)
-    raw["data"] = {"source": "folder", "path": str(folder.resolve())}
-    raw["partition"] = {"kind": "iid", "clients": clients, "min_size": 2}
+    given = raw["data"] if raw["data"]["source"] == "folder" else {}
+    size = {"image_size": raw["data"].get("image_size", 32)}
+    place = {"source": "folder", "path": str(folder.resolve())}
+    several = clients > 1
+    raw["data"] = size | given | place | {"layout": "clients" if several else "flat"}
+    raw["partition"] = {"kind": "natural" if several else "iid", "clients": 1}
     raw["server"] |= {"clients_per_round": 0}
     return parse(raw)
 

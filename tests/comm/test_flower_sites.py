@@ -1,0 +1,316 @@
+"""Server and sites over a grid that only pretends: what each makes of the other's messages."""
+
+import asyncio
+import json
+
+import pytest
+import torch
+
+flwr = pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
+from flwr.proto.node_pb2 import NodeInfo  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+
+from ssfl.comm.flower import communicator as communicator_module  # noqa: E402
+from ssfl.comm.flower.communicator import FlowerCommunicator  # noqa: E402
+from ssfl.comm.flower.link import Gate  # noqa: E402
+from ssfl.comm.flower.records import write_replies  # noqa: E402
+from ssfl.comm.flower.site import SiteAnswers, compare  # noqa: E402
+from ssfl.errors import FederationError  # noqa: E402
+from ssfl.federation.messages import Reason, Reply, Task, TaskKind  # noqa: E402
+
+RUN = "0123456789abcdef"
+
+
+class Echo:
+    """Clients that answer with Θ times their id."""
+
+    def __init__(self, *ids):
+        self.ids = ids
+        self.late = []
+
+    def clients(self):
+        return self.ids
+
+    def sizes(self):
+        return [10 * client + 1 for client in self.ids]
+
+    def exchange(self, task, clients, deadline=None):
+        yield from self.late
+        self.late = []
+        for client in clients:
+            delta = task.theta * client
+            yield Reply(client, task.kind, task.round, task.layout, delta, samples=10)
+
+
+class Memory:
+    """A keeper that writes down what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def begin(self, run):
+        self.told.append(("begin", run))
+
+    def prepare(self, task):
+        self.told.append(("prepare", task.round))
+
+    def keep(self, task):
+        self.told.append(("keep", task.durable))
+
+
+class PretendGrid:
+    """Nodes by id, each a function from message to reply (or None: never)."""
+
+    def __init__(self, **nodes):
+        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
+        self.nodes = {int(name[1:]): node for name, node in nodes.items()}
+        self.activated = dict.fromkeys(self.nodes, "morning")
+        self.replies, self.count, self.sent = {}, 0, []
+
+    def get_nodes(self):
+        return [
+            NodeInfo(node_id=node, last_activated_at=when) for node, when in self.activated.items()
+        ]
+
+    def push_messages(self, messages):
+        keys = []
+        for message in messages:
+            self.count += 1
+            key = f"message-{self.count}"
+            message.metadata.__dict__["_message_id"] = key
+            self.sent.append(message)
+            reply = self.nodes[message.metadata.dst_node_id](message)
+            if reply is not None:
+                self.replies[key] = reply
+            keys.append(key)
+        return keys
+
+    def pull_messages(self, keys):
+        return [self.replies.pop(key) for key in keys if key in self.replies]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(communicator_module, "POLL", 0.01)
+    monkeypatch.setattr(communicator_module, "CENSUS", 0.0)
+
+
+def a_task(**changes):
+    facts = {"kind": TaskKind.TRAIN, "round": 4, "theta": torch.randn(50), "layout": "x"}
+    return Task(**(facts | changes))
+
+
+def site(*ids, recipe=None, local=None):
+    return SiteAnswers(local or Echo(*ids), recipe or {}, Memory())
+
+
+def connected(grid, clients, recipe="{}"):
+    communicator = FlowerCommunicator(grid, RUN, recipe, patience=5)
+    communicator.gather(clients)
+    return communicator
+
+
+def but_for_roll_calls(answer, otherwise):
+    """A node that joins honestly and then does something else."""
+    return lambda message: (
+        answer(message) if message.metadata.message_type == "query" else otherwise(message)
+    )
+
+
+def test_clients_of_all_sites_are_known_by_their_own_ids_and_sizes():
+    communicator = connected(PretendGrid(n1=site(4, 2), n2=site(9)), 3)
+    assert list(communicator.clients()) == [2, 4, 9]
+    assert list(communicator.sizes()) == [21, 41, 91]
+
+
+def test_an_exchange_is_one_message_a_site_and_one_reply_a_client():
+    grid = PretendGrid(n1=site(0, 1, 2), n2=site(3, 4, 5))
+    communicator = connected(grid, 6)
+    before, task = len(grid.sent), a_task()
+    replies = {reply.client: reply for reply in communicator.exchange(task, [5, 0, 3, 1])}
+    assert len(grid.sent) - before == 2
+    assert sorted(replies) == [0, 1, 3, 5]
+    for client, reply in replies.items():
+        assert reply.failure is None
+        assert torch.equal(reply.delta, task.theta * client)
+
+
+def test_the_deadline_is_the_messages_time_to_live():
+    grid = PretendGrid(n1=site(0))
+    list(connected(grid, 1).exchange(a_task(), [0], deadline=17.0))
+    assert grid.sent[-1].metadata.ttl == 17.0
+
+
+def test_a_silent_site_costs_its_own_clients_only():
+    grid = PretendGrid(n1=but_for_roll_calls(site(0, 1), lambda _: None), n2=site(2))
+    replies = {r.client: r for r in connected(grid, 3).exchange(a_task(), [0, 1, 2], deadline=0.2)}
+    assert replies[2].failure is None
+    assert {replies[0].failure.reason, replies[1].failure.reason} == {Reason.DEADLINE}
+
+
+def test_a_site_that_restarts_in_mid_round_is_lost_at_once_and_asked_again_later():
+    grid = PretendGrid()
+    answers = site(0)
+
+    def crash(message):
+        grid.activated[1] = "noon"
+        grid.nodes[1] = answers
+
+    grid.nodes, grid.activated = {1: but_for_roll_calls(answers, crash)}, {1: "morning"}
+    communicator = connected(grid, 1)
+    (reply,) = communicator.exchange(a_task(), [0])
+    assert reply.failure.reason is Reason.LOST
+    assert list(communicator.clients()) == [0]
+    (reply,) = communicator.exchange(a_task(), [0])
+    assert reply.failure is None
+
+
+def test_a_site_that_goes_away_is_not_asked():
+    grid = PretendGrid(n1=site(0), n2=site(1))
+    communicator = connected(grid, 2)
+    del grid.activated[2]
+    assert list(communicator.clients()) == [0]
+    (reply,) = communicator.exchange(a_task(), [1])
+    assert reply.failure.reason is Reason.LOST
+
+
+def test_without_any_site_the_wait_ends_in_a_sentence():
+    with pytest.raises(FederationError, match="only 0 of 3 clients joined"):
+        FlowerCommunicator(PretendGrid(), RUN, patience=0.05).gather(3)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"replies": ConfigRecord({"headers": [b"{}"], "counts": [0]})}),
+        RecordDict(
+            {
+                "replies": ConfigRecord({"headers": [b"{}"], "counts": [1]}),
+                "vectors": ArrayRecord(
+                    {"0": Array("float32", (1,), "numpy.ndarray", b"\x80\x05.")}
+                ),
+            }
+        ),
+    ],
+)
+def test_what_is_no_reply_is_refused_and_the_others_count(content):
+    spoiled = but_for_roll_calls(site(0), lambda message: Message(content, reply_to=message))
+    replies = {
+        r.client: r
+        for r in connected(PretendGrid(n1=spoiled, n2=site(1)), 2).exchange(a_task(), [0, 1])
+    }
+    assert replies[0].failure.reason is Reason.REFUSED
+    assert replies[1].failure is None
+
+
+def test_a_site_cannot_answer_for_anothers_client(caplog):
+    def impostor(message):
+        forged = Reply(1, TaskKind.TRAIN, 4, "x", torch.zeros(50), samples=1)
+        return Message(write_replies([forged]), reply_to=message)
+
+    grid = PretendGrid(n1=but_for_roll_calls(site(0), impostor), n2=site(1))
+    task = a_task()
+    replies = {r.client: r for r in connected(grid, 2).exchange(task, [0, 1])}
+    assert replies[0].failure.reason is Reason.LOST
+    assert torch.equal(replies[1].delta, task.theta)
+    assert "client 1, which is not its own" in caplog.text
+
+
+def test_a_client_id_belongs_to_the_site_that_claimed_it_first(caplog):
+    grid = PretendGrid(n1=site(0, 1))
+    communicator = connected(grid, 2)
+    grid.nodes[2], grid.activated[2] = site(1, 2), "noon"
+    communicator.gather(3)
+    assert list(communicator.clients()) == [0, 1, 2]
+    assert "claims client 1" in caplog.text
+    before = len(grid.sent)
+    list(communicator.exchange(a_task(), [1]))
+    assert [message.metadata.dst_node_id for message in grid.sent[before:]] == [1]
+
+
+def test_a_site_with_another_recipe_does_not_take_part_and_says_why(caplog):
+    ours, theirs = {"local": {"lr": 0.1}, "seed": 0}, {"local": {"lr": 0.03}, "seed": 0}
+    grid = PretendGrid(n1=site(0, recipe=ours), n2=site(1, recipe=theirs))
+    communicator = connected(grid, 1, json.dumps(theirs))
+    assert list(communicator.clients()) == [1]
+    assert "local.lr is 0.1 here and 0.03 at the server" in caplog.text
+
+
+def test_recipes_that_agree_have_no_difference():
+    assert compare({"a": {"b": 1}, "c": [1, 2]}, {"c": [1, 2], "a": {"b": 1}}) == ""
+
+
+def test_an_error_in_the_sites_program_is_its_clients_error():
+    def broken(message):
+        return Message(Error(2, "it raised"), reply_to=message)
+
+    (reply,) = connected(PretendGrid(n1=but_for_roll_calls(site(0), broken)), 1).exchange(
+        a_task(), [0]
+    )
+    assert (reply.failure.reason, reply.failure.detail) == (Reason.ERROR, "it raised")
+
+
+def test_a_late_reply_comes_with_the_next_exchange():
+    local = Echo(0, 1)
+    communicator = connected(PretendGrid(n1=site(local=local)), 2)
+    local.late = [Reply(1, TaskKind.TRAIN, 3, "x", torch.ones(50), samples=10)]
+    replies = list(communicator.exchange(a_task(round=4), [0, 1]))
+    assert [(r.client, r.round) for r in replies] == [(1, 3), (0, 4), (1, 4)]
+
+
+def test_a_site_refuses_clients_that_it_does_not_have():
+    grid = PretendGrid(n1=site(0, 1))
+    communicator = connected(grid, 2)
+    grid.nodes[1] = site(0)  # it forgot one, and has not been asked again
+    replies = {r.client: r for r in communicator.exchange(a_task(), [0, 1])}
+    assert replies[0].failure is None
+    assert replies[1].failure.reason is Reason.REFUSED
+
+
+def test_a_site_remembers_before_it_answers():
+    answers = site(0)
+    list(connected(PretendGrid(n1=answers), 1).exchange(a_task(durable=3), [0]))
+    assert answers._keeper.told == [("begin", RUN), ("prepare", 4), ("keep", 3)]
+
+
+@pytest.mark.parametrize("run", ["", "../../etc", "0123", "x" * 16])
+def test_a_run_cannot_be_named_like_a_path(run):
+    answers = site(0)
+    grid = PretendGrid(n1=answers)
+    with pytest.raises(FederationError, match="0 of 1"):
+        FlowerCommunicator(grid, run, patience=0.05).gather(1)
+    assert answers._keeper.told == []
+
+
+def ask_gate(path, client):
+    passed, sent = [], []
+
+    async def app(scope, receive, send):
+        passed.append(scope["path"])
+
+    async def send(event):
+        sent.append(event)
+
+    scope = {"type": "http", "path": path, "client": (client, 1234)}
+    asyncio.run(Gate(app)(scope, None, send))
+    return bool(passed), sent
+
+
+@pytest.mark.parametrize("path", ["/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"])
+@pytest.mark.parametrize("client", ["10.0.0.7", "2001:db8::1", "::ffff:10.0.0.7"])
+def test_from_elsewhere_nobody_registers_keys_or_starts_runs(path, client):
+    passed, sent = ask_gate(path, client)
+    assert not passed
+    assert sent[0]["status"] == 403
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_the_coordinators_own_machine_may_do_both(client):
+    assert ask_gate("/v1/control/start-run", client)[0]
+
+
+def test_sites_reach_the_fleets_interface_from_anywhere():
+    assert ask_gate("/v1/fleet/pull-messages", "10.0.0.7")[0]
