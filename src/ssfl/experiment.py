@@ -9,12 +9,13 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from ssfl.assemble import build_host, load_federated
-from ssfl.comm import COMMUNICATORS
+from ssfl.comm import COMMUNICATORS, join
 from ssfl.comm.base import Communicator
 from ssfl.config import Config, load_config
 from ssfl.data.federated import FederatedData
@@ -25,6 +26,8 @@ from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Reply
 from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import RoundReport, Server
+from ssfl.federation.shared import SharedStore
+from ssfl.federation.store import StateStore
 from ssfl.files import write_text
 from ssfl.run import Run
 from ssfl.tracking import Row, Tracker, default_trackers, log_all
@@ -68,11 +71,13 @@ class Quiet:
 def train(
     config: Config | str,
     *,
-    out: str | os.PathLike[str] | None = None,
+    out: str | Path | None = None,
     comm: str = "local",
     display: Display | None = None,
 ) -> Run:
     """Run an experiment from its start and return its run directory."""
+    if (worked_for := join(comm)) is not None:
+        return Run(worked_for)
     if isinstance(config, str):
         config = load_config(config)
     run = Run.create(config, out)
@@ -81,9 +86,11 @@ def train(
 
 
 def resume(
-    path: str | os.PathLike[str], *, comm: str = "local", display: Display | None = None
+    path: str | Path, *, comm: str = "local", display: Display | None = None
 ) -> Run:
     """Go on with a run from its last checkpoint, to the same end as if it had never stopped."""
+    if (worked_for := join(comm)) is not None:
+        return Run(worked_for)
     run = Run(path)
     Experiment(run, comm, display or Quiet()).play()
     return run
@@ -114,8 +121,15 @@ class Experiment:
                 self.display.stop()
 
     def _hosts(self, data: FederatedData) -> list[Host]:
-        """One host per worker, all sharing the images and one store."""
-        engine, store = Engine(self.config.device), self.run.store
+        """One host per worker, all sharing the images and one store.
+
+        Where clients work in other processes, one host here, to judge Θ.
+        """
+        engine = Engine(self.config.device)
+        if self.comm != "local":
+            store: StateStore = SharedStore(self.run.path / "clients")
+            return [build_host(self.config, data, store, engine)]
+        store = self.run.store
         asked = self.config.server.clients_per_round or len(data.clients())
         workers = self.config.device.workers or (
             min(os.cpu_count() or 1, asked) if engine.device.type == "cpu" else 1

@@ -26,11 +26,19 @@ class Registry(Mapping[str, Any]):
         module, _, attribute = self._targets[name].partition(":")
         return getattr(import_module(module), attribute)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._targets
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._targets)
 
     def __len__(self) -> int:
         return len(self._targets)
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """Every name with its "module:attribute", to be registered in another process."""
+        return dict(self._targets)
 
     def register(self, name: str, target: str) -> None:
         """Add an entry of one's own, e.g. `register("mine", "my_package.mine:MyAlgorithm")`."""

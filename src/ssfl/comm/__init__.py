@@ -3,6 +3,8 @@
 Each is called with the configuration, the run directory and the hosts of this process.
 """
 
+from pathlib import Path
+
 from ssfl.registry import Registry
 
 COMMUNICATORS = Registry(
@@ -13,3 +15,18 @@ COMMUNICATORS = Registry(
         "ray": "ssfl.comm.ray:connect",
     },
 )
+
+_JOINED = Registry("transport", {"mpi": "ssfl.comm.mpi:join"})
+"""Transports whose workers are started by the same command as the server."""
+
+
+def join(transport: str) -> Path | None:
+    """Enter a transport before a run: None for the process that serves the run.
+
+    A worker started by the same command (an MPI rank) works here until a run is over, and gets
+    that run's folder.
+    """
+    if transport not in _JOINED:
+        return None
+    folder: Path | None = _JOINED[transport]()
+    return folder

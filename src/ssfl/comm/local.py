@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ssfl.config import Config
 from ssfl.federation.client import Host
-from ssfl.federation.messages import Reason, Reply, Task, failed
+from ssfl.federation.messages import Reason, Reply, Task, TaskKind, failed
 
 
 class LocalCommunicator:
@@ -24,7 +24,7 @@ class LocalCommunicator:
         for host in hosts:
             self._idle.put(host)
         self._pool: ThreadPoolExecutor | None = None
-        self._late: dict[Future[Reply], int] = {}
+        self._late: dict[Future[Reply], TaskKind] = {}
 
     def clients(self) -> Sequence[int]:
         return self._hosts[0].clients()
@@ -52,7 +52,8 @@ class LocalCommunicator:
         pending = {self._pool.submit(self._handle, client, task): client for client in clients}
         while pending:
             left = None if end is None else max(0.0, end - time.monotonic())
-            done, _ = wait({*pending, *self._late}, left, FIRST_COMPLETED)
+            late = {future for future, kind in self._late.items() if kind is task.kind}
+            done, _ = wait({*pending, *late}, left, FIRST_COMPLETED)
             if not done:
                 break
             for future in done:
@@ -61,7 +62,7 @@ class LocalCommunicator:
                 yield future.result()
         for future, client in pending.items():
             if not future.cancel():
-                self._late[future] = client  # it cannot be stopped; its reply comes late
+                self._late[future] = task.kind  # it cannot be stopped; its reply comes late
             yield failed(client, task, Reason.DEADLINE, f"no reply within {deadline:g} s")
 
     def _handle(self, client: int, task: Task) -> Reply:

@@ -1,0 +1,123 @@
+"""Clients in threads of one process, and what passes between server and clients on the way."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from six_clients import assert_same_bits, bad_days, outcome, recipe, reference, rows
+
+import ssfl.comm.local
+from ssfl.assemble import load_federated
+from ssfl.comm import wire
+from ssfl.comm.local import LocalCommunicator
+from ssfl.data.federated import FederatedData
+from ssfl.experiment import train
+from ssfl.federation.client import Client
+from ssfl.federation.messages import Reason, Reply, Task, TaskKind
+
+
+def test_two_threads_end_with_the_same_bits_as_one(tmp_path: Path) -> None:
+    two = train(recipe(device={"workers": 2}), out=tmp_path / "two")
+    assert_same_bits(two, reference())
+
+
+def test_a_client_slower_than_the_deadline_costs_its_own_update_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "_train", Client._train)  # bad_days is undone after the test
+    bad_days({"SLOW": "2:6"})
+    options = recipe(server={"rounds": 1, "deadline": 4.0}, device={"workers": 2})
+    slow = train(options, out=tmp_path / "slow")
+    assert rows(slow)[0]["failures"] == {"deadline": 1}
+    monkeypatch.undo()
+    monkeypatch.setattr(Client, "_train", Client._train)
+    bad_days({"BROKEN": "2"})
+    without = train(recipe(server={"rounds": 1}), out=tmp_path / "without")
+    assert rows(without)[0]["failures"] == {"error": 1}
+    assert torch.equal(outcome(slow)[0], outcome(without)[0])
+
+
+class Host:
+    """A host whose clients wait for a word."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def handle(self, client: int, task: Task) -> Reply:
+        if task.kind is TaskKind.TRAIN:
+            self.go.wait(10)
+        return Reply(client, task.kind, task.round, samples=1)
+
+
+def test_a_late_reply_comes_in_the_next_exchange_of_its_kind() -> None:
+    hosts = [Host(), Host()]
+    communicator = LocalCommunicator(hosts)  # type: ignore[arg-type]
+
+    def ask(kind: TaskKind, round_: int, clients: list[int], deadline: float) -> list[Reply]:
+        task = Task(kind, round_, torch.zeros(2), "layout")
+        return list(communicator.exchange(task, clients, deadline))
+
+    (late,) = ask(TaskKind.TRAIN, 0, [7], 0.05)
+    assert late.failure is not None
+    assert late.failure.reason is Reason.DEADLINE
+    for host in hosts:
+        host.go.set()
+    judged = ask(TaskKind.EVALUATE, 1, [7, 8], 10)
+    assert sorted((r.client, r.kind) for r in judged) == [(c, TaskKind.EVALUATE) for c in (7, 8)]
+    replies = ask(TaskKind.TRAIN, 1, [8], 10)
+    assert sorted((r.client, r.round) for r in replies) == [(7, 0), (8, 1)]
+
+
+def test_neither_image_nor_label_is_in_any_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+
+    class Recorder(LocalCommunicator):
+        def exchange(
+            self, task: Task, clients: Sequence[int], deadline: float | None = None
+        ) -> Iterator[Reply]:
+            sent.append(wire.pack(wire.encode_task(task)))
+            for reply in super().exchange(task, clients, deadline):
+                sent.append(wire.pack(wire.encode_reply(reply)))
+                yield reply
+
+    monkeypatch.setattr(ssfl.comm.local, "LocalCommunicator", Recorder)
+    config = recipe()
+    train(config, out=tmp_path / "recorded")
+    assert len(sent) == 5 * (1 + 6)  # three rounds and two evaluations
+    assert_free_of_data(sent, load_federated(config))
+
+
+def assert_free_of_data(sent: Iterable[bytes], data: FederatedData) -> None:
+    """No image of any client, nor its labels, in any form one would send them in."""
+    secrets = list(secrets_of(data))
+    for message in sent:
+        assert not any(secret in message for secret in secrets)
+    for secret in secrets[:3]:  # the search itself would find one
+        leak = b"header" + secret + b"rest"
+        assert any(secret in leak for secret in secrets)
+
+
+def secrets_of(data: FederatedData) -> Iterator[bytes]:
+    train_set = data.dataset.train
+    assert train_set.labels is not None
+    forms: list[Callable[[np.ndarray], np.ndarray]] = [
+        lambda pixels: pixels,
+        lambda pixels: pixels.astype("<f4"),
+        lambda pixels: pixels.astype("<f4") / np.float32(255),
+    ]
+    mean, std = np.float32(data.dataset.mean[0]), np.float32(data.dataset.std[0])
+    forms.append(lambda pixels: (pixels.astype("<f4") / np.float32(255) - mean) / std)
+    for image in train_set.pixels[::7].numpy():
+        for form in forms:
+            yield form(image)[:, 2:5].tobytes()  # its middle: three rows say it all
+    for client in data.clients():
+        labels = train_set.labels[data.train_indices(client)].numpy()
+        for kind in ("<i8", "<i4", "u1", "<f4"):
+            yield labels[:30].astype(kind).tobytes()
+        yield ", ".join(map(str, labels[:30])).encode()
+        yield ",".join(map(str, labels[:30])).encode()
