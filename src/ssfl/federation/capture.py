@@ -5,12 +5,15 @@ once, from indices and random numbers written into fixed buffers. The models' ve
 written where they always are, so whichever client's they hold just then is trained.
 """
 
+import logging
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ssfl.federation.engine import Step
+from ssfl.federation.engine import Engine, Step
+
+log = logging.getLogger(__name__)
 
 WARM_UPS = 3
 """Runs before the capture: compilation, cuDNN's choice of algorithms and allocations."""
@@ -28,16 +31,29 @@ class CapturedStep:
     """A step that is captured for each shape it meets. `ready` runs it on whatever the models
     hold, so it must come before a client's vectors are loaded."""
 
-    def __init__(self, run: Step) -> None:
-        self._run = run
+    def __init__(self, run: Step, engine: Engine) -> None:
+        self._run, self._engine = run, engine
         self._captured: dict[tuple[int, ...], _Captured] = {}
+        self._capture = True
 
     def ready(self, index: Tensor, uniforms: Tensor) -> None:
-        """Capture the step for this shape, if it is new."""
-        if index.shape in self._captured:
+        """Capture the step for this shape if it is new; what does not work is done without."""
+        shape = tuple(index.shape)
+        if not self._capture or shape in self._captured:
             return
-        index, uniforms = index.clone(), uniforms.clone()
-        side = torch.cuda.Stream()
+        try:
+            self._captured[shape] = self._record(index.clone(), uniforms.clone())
+        except Exception as error:
+            if self._engine.compile:
+                log.warning("steps are captured but not compiled: %s", _first_line(error))
+                self._engine.compile = False
+                self.ready(index, uniforms)
+            else:
+                log.warning("steps are neither compiled nor captured: %s", _first_line(error))
+                self._capture = False
+
+    def _record(self, index: Tensor, uniforms: Tensor) -> _Captured:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
@@ -46,11 +62,17 @@ class CapturedStep:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             totals = self._run(index, uniforms)
-        self._captured[tuple(index.shape)] = _Captured(graph, index, uniforms, totals)
+        return _Captured(graph, index, uniforms, totals)
 
     def __call__(self, index: Tensor, uniforms: Tensor) -> Tensor:
+        if not self._capture:
+            return self._run(index, uniforms)
         captured = self._captured[tuple(index.shape)]
         captured.index.copy_(index)
         captured.uniforms.copy_(uniforms)
         captured.graph.replay()
         return captured.totals
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"

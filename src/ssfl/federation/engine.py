@@ -5,7 +5,6 @@ batch shape into a CUDA graph and replayed for every client; its parts are compi
 batch, and both views go through a network at once. On a CPU a step is just called.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Literal, ParamSpec, Protocol, TypeVar
 
@@ -18,8 +17,6 @@ from ssfl.errors import ConfigError
 from ssfl.federation.learner import Forward, Learner, Weights
 from ssfl.section import Section
 from ssfl.ssl.base import Batch, Outputs
-
-log = logging.getLogger(__name__)
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -38,6 +35,8 @@ class DeviceOptions(Section):
     """'auto' compiles and captures steps on a GPU; 'off' never does."""
     workers: int = Field(0, ge=0)
     """Clients trained side by side in this process (0: one per CPU core, or one on a GPU)."""
+    gpus_per_worker: float = Field(0.0, ge=0)
+    """Ray: share of a GPU that each worker takes (0: the GPUs there are, shared evenly)."""
     threads: int = Field(1, ge=1)
     """Torch threads per worker on a CPU. Results are bit-equal only for the same number."""
 
@@ -59,6 +58,10 @@ class Engine:
             options.precision == "auto" and self.device.type == "cuda"
         )
         self.compile = options.compile == "auto" and self.device.type == "cuda"
+        if self.device.type == "cuda" and not self.bf16:
+            torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32
+        if self.compile:
+            _avoid_known_faults()
 
     def prepare(self, learner: Learner, algorithm: Algorithm, images: int) -> None:
         """Give a learner the passes that suit the device; `images` is the usual batch."""
@@ -66,25 +69,35 @@ class Engine:
             learner.method.see_views_in_one_pass()
         if self.bf16:
             learner.forward = _in_bf16(learner.forward, self.device.type)
-        if not self.compile:
-            return
-        learner.update = torch.compile(learner.update, dynamic=False)
+        learner.update = self.compiled(learner.update)
         if algorithm.differentiates_twice:
-            log.warning("steps are captured but not compiled: they take gradients of gradients")
-            return
-        learner.forward = _for_batches_of(images, torch.compile(learner.forward), learner.forward)
-        learner.loss = torch.compile(learner.loss, dynamic=False)
+            return  # compiled code cannot be differentiated twice; it is captured all the same
+        fast, plain = self.compiled(learner.forward), learner.forward
+
+        def forward(batch: Batch, weights: Weights | None) -> Outputs:
+            """Compiled for the usual batch; a small client's odd one is not worth the wait."""
+            return (fast if batch.views.shape[1] == images else plain)(batch, weights)
+
+        learner.forward = forward
+        learner.loss = self.compiled(learner.loss)
 
     def compiled(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        """A pure function as it should be called on this device."""
-        return torch.compile(function, dynamic=False) if self.compile else function
+        """A function as it should be called on this device, for as long as `compile` is set."""
+        if not self.compile:
+            return function
+        fast = torch.compile(function, dynamic=False)
+
+        def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            return (fast if self.compile else function)(*args, **kwargs)
+
+        return run
 
     def step(self, run: Step) -> RunnableStep:
         """A whole step as it should be called on this device."""
         if self.compile:
             from ssfl.federation.capture import CapturedStep
 
-            return CapturedStep(run)
+            return CapturedStep(run, self)
         return PlainStep(run)
 
 
@@ -109,13 +122,12 @@ def _in_bf16(forward: Forward, device: str) -> Forward:
     return run
 
 
-def _for_batches_of(images: int, compiled: Forward, plain: Forward) -> Forward:
-    """Compiled for the usual batch; a small client's odd one is not worth a compilation."""
+def _avoid_known_faults() -> None:
+    """Inductor 2.11's mixed-order fusion fails an assertion on batch norm with views as groups."""
+    from torch._inductor import config
 
-    def run(batch: Batch, weights: Weights | None) -> Outputs:
-        return (compiled if batch.views.shape[1] == images else plain)(batch, weights)
-
-    return run
+    if hasattr(config.triton, "mix_order_reduction"):
+        config.triton.mix_order_reduction = False
 
 
 def pick_device(name: str) -> torch.device:

@@ -46,6 +46,7 @@ class Learner:
         ]
         self._constant_rate = self._predictor() if options.predictor_rate == "constant" else None
         self.forward: Forward = self._forward
+        self.update: Callable[[Tensor], None] = self._update
         self.loss: Callable[[Outputs], Tensor] = method.loss
 
     def __call__(self, batch: Batch, weights: Weights | None = None) -> Outputs:
@@ -74,7 +75,7 @@ class Learner:
             self.update(gradient)
             self.method.after_step(self.progress)
 
-    def update(self, gradient: Tensor) -> None:
+    def _update(self, gradient: Tensor) -> None:
         """PyTorch's SGD, then a clean slate: g += wd·θ; v = μ·v + g; θ −= β·v; g = 0."""
         theta, options = self.flat.trainable, self._options
         if options.weight_decay:

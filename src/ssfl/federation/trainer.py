@@ -117,7 +117,10 @@ class Trainer:
         if kind == "personal" and state.personal is not None:
             models.own.flat.vector.copy_(state.personal)
             return models.own.method.backbone
-        self._receive(task.theta.to(device), state)
+        flat = models.global_.flat
+        flat.shared.copy_(task.theta.to(device))
+        models.received.copy_(flat.trainable)
+        self._put_back(state)
         if kind == "adapted":
             self._adapt(client, task, indices)
         return models.global_.method.backbone
@@ -130,13 +133,13 @@ class Trainer:
     def _adapt(self, client: int, task: Task, indices: Tensor) -> None:
         """A few plain SGD steps on the client's own images, as the algorithm has it."""
         learner, algorithm = self.models.global_, self.algorithm
-        learner.reset()
         learner.progress.fill_(task.progress)
         draws = torch_generator(
             self.seed, "adapt-views", task.round, client, device=self.engine.device
         )
         with learner.at_rate(algorithm.adapt_rate(self.local.lr)):
             for step in range(algorithm.adapt_steps):
+                learner.reset()  # plain SGD: no momentum from step to step
                 order = torch_generator(self.seed, "adapt-batches", task.round, client, step)
                 chosen = indices[torch.randperm(len(indices), generator=order)][: self.local.batch]
                 index = chosen.to(self.engine.device).unsqueeze(0)
@@ -183,7 +186,9 @@ class Trainer:
     def _batches(self, index: Tensor, uniforms: Tensor) -> list[Batch]:
         labels = self._labels if self.models.global_.method.needs_labels else None
         return [
-            Batch(self._make_views(self.pixels[rows], drawn), None if labels is None else labels[rows])
+            Batch(
+                self._make_views(self.pixels[rows], drawn), None if labels is None else labels[rows]
+            )
             for rows, drawn in zip(index, uniforms, strict=True)
         ]
 
@@ -211,16 +216,20 @@ class Trainer:
         return memory
 
     def _receive(self, theta: Tensor, state: ClientState) -> Tensor | None:
-        """Θ arrives; the client's home part and (FedBN) its own norms are put back around it."""
+        """Θ arrives; returns what the client's algorithm will remember of it."""
         models = self.models
-        flat = models.global_.flat
         models.received.copy_(theta[: self.layout.trainable])
         memory = self.algorithm.arrive(models, theta, state.mine, state.memory)
+        self._put_back(state)
+        return memory
+
+    def _put_back(self, state: ClientState) -> None:
+        """What of Θ_k never left the client: its home part and, with FedBN, its norms."""
+        flat = self.models.global_.flat
         if state.home is not None:
             flat.home.copy_(state.home)
         if self._norms is not None and state.norms is not None:
             flat.shared[self._norms] = state.norms
-        return memory
 
     def _delta(self, theta: Tensor) -> Tensor:
         delta = self.models.global_.flat.shared - theta
