@@ -11,7 +11,6 @@ whole; on a CPU each operation is spared the images it would leave alone, with t
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import permutations
 from typing import Annotated, Self
 
@@ -41,6 +40,13 @@ Jitter = tuple[Strength, Strength, Strength, Annotated[float, Field(ge=0, le=0.5
 
 TRIES = 10
 """Crop boxes that RandomResizedCrop draws before it gives up and takes the centre."""
+
+
+CHANGES = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
+"""What ColorJitter does, in the order of its strengths."""
+
+ORDERS = tuple(permutations(range(len(CHANGES))))
+"""In what orders it does them, all equally likely."""
 
 
 class ViewOptions(Section):
@@ -236,19 +242,13 @@ class Views:
     def _jitter(self, x: Tensor, u: Tensor, strengths: tuple[float, ...]) -> Tensor:
         """ColorJitter: four changes of colour, each image's in one of the 24 orders."""
         wanted = u[:, 0] < self.spec.jitter_p
-        number = _whole_below(u[:, 1], len(ORDERS)).long()
-        amounts = [_between(u[:, 2 + c], *_range(c, by)) for c, by in enumerate(strengths)]
-        used = [change for change in range(4) if strengths[change] > 0]
-        if _on_cpu(x):  # order by order: every image is taken out and put back once
-            for index, order in enumerate(ORDERS):
-                changes = [change for change in order if change in used]
-                x = _where(wanted & (number == index), x, partial(_change, changes), *amounts)
-            return x
-        turn = self._orders[number]
+        order = self._orders[_whole_below(u[:, 1], len(ORDERS)).long()]
         for step in range(4):
-            for change in used:
-                mask = wanted & (turn[:, step] == change)
-                x = _where(mask, x, CHANGES[change], amounts[change])
+            for change, strength in enumerate(strengths):
+                if strength > 0:
+                    amount = _between(u[:, 2 + change], *_range(change, strength))
+                    mask = wanted & (order[:, step] == change)
+                    x = _where(mask, x, CHANGES[change], amount)
         return x
 
     def _blur(self, images: Tensor, sigma: Tensor) -> Tensor:
@@ -282,19 +282,6 @@ def _where(
         chosen = function(images[index], *(parameter[index] for parameter in parameters))
         return images.index_copy_(0, index, chosen)
     return torch.where(mask.view(-1, 1, 1, 1), function(images, *parameters), images)
-
-
-CHANGES = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
-"""What ColorJitter does, in the order of its strengths."""
-
-
-ORDERS = tuple(permutations(range(4)))
-
-
-def _change(changes: list[int], images: Tensor, *amounts: Tensor) -> Tensor:
-    for change in changes:
-        images = CHANGES[change](images, amounts[change])
-    return images
 
 
 def _range(change: int, strength: float) -> Pair:
