@@ -77,7 +77,8 @@ class Method(nn.Module):
     def each(self, network: Callable[[Tensor], Tensor], views: Tensor) -> Tensor:
         """Apply `network` to every view: V×N×... to V×N×d."""
         if self.joint_statistics or self.one_pass:
-            return network(views.flatten(0, 1)).unflatten(0, views.shape[:2])
+            stacked = network(views.flatten(0, 1))
+            return stacked.view(*views.shape[:2], *stacked.shape[1:])
         return torch.stack([network(view) for view in views])
 
     def forward(self, batch: Batch) -> Outputs:
