@@ -3,21 +3,27 @@
 Also a script, for transports whose workers are processes that run it too:
 `six_clients.py TRANSPORT FOLDER [section.key=value ...]`, or `six_clients.py TRANSPORT FOLDER
 --resume`. The environment brings misfortunes: `SLOW=client:seconds` delays a client's training,
-`BROKEN=client` makes it raise, `KILLED=client:round` has its process killed by SIGKILL then.
+`BROKEN=client` makes it raise, `KILLED=client:round` has its process killed by SIGKILL then
+(and `STAMP=file` tells when).
+`RECORD=folder` writes there what every MPI rank sends, and lets nothing be pickled or unpickled.
 """
 
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
+import numpy as np
 import torch
 
 import ssfl.experiment
 from ssfl.config import Config, parse
+from ssfl.data.federated import FederatedData
 from ssfl.federation.client import Client
 from ssfl.federation.messages import Reply, Task
 from ssfl.run import Run
@@ -83,6 +89,37 @@ def rows(run: Run) -> list[dict[str, object]]:
     return [row for row in run.metrics if row["kind"] == "round"]
 
 
+def assert_free_of_data(sent: Iterable[bytes], data: FederatedData) -> None:
+    """No image of any client, nor its labels, in any form one would send them in."""
+    secrets = list(secrets_of(data))
+    for message in sent:
+        assert not any(secret in message for secret in secrets)
+    for secret in secrets[:3]:  # the search itself would find one
+        leak = b"header" + secret + b"rest"
+        assert any(secret in leak for secret in secrets)
+
+
+def secrets_of(data: FederatedData) -> Iterator[bytes]:
+    train_set = data.dataset.train
+    assert train_set.labels is not None
+    forms: list[Callable[[np.ndarray], np.ndarray]] = [
+        lambda pixels: pixels,
+        lambda pixels: pixels.astype("<f4"),
+        lambda pixels: pixels.astype("<f4") / np.float32(255),
+    ]
+    mean, std = np.float32(data.dataset.mean[0]), np.float32(data.dataset.std[0])
+    forms.append(lambda pixels: (pixels.astype("<f4") / np.float32(255) - mean) / std)
+    for image in train_set.pixels[::7].numpy():
+        for form in forms:
+            yield form(image)[:, 2:5].tobytes()  # its middle: three rows say it all
+    for client in data.clients():
+        labels = train_set.labels[data.train_indices(client)].numpy()
+        for kind in ("<i8", "<i4", "u1", "<f4"):
+            yield labels[:30].astype(kind).tobytes()
+        yield ", ".join(map(str, labels[:30])).encode()
+        yield ",".join(map(str, labels[:30])).encode()
+
+
 def bad_days(environment: dict[str, str]) -> None:
     """Give the clients of this process the misfortunes that the environment asks for."""
     slow, seconds = _pair(environment, "SLOW")
@@ -94,12 +131,46 @@ def bad_days(environment: dict[str, str]) -> None:
         if self.id == slow:
             time.sleep(seconds)
         if self.id == killed and task.round == round_:
+            Path(environment["STAMP"]).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         if self.id == broken:
             raise RuntimeError("out of luck")
         return train(self, task)
 
     Client._train = train_badly
+
+
+class RecordedWorld:
+    """MPI's world with nothing but calls on raw buffers, each of them written down."""
+
+    def __init__(self, world: Any, folder: Path) -> None:
+        self._world, self.rank, self.size = world, world.rank, world.size
+        self._file = (folder / f"rank-{world.rank}").open("wb", buffering=0)
+        self.Recv, self.Iprobe = world.Recv, world.Iprobe
+        self.Split_type, self.Abort = world.Split_type, world.Abort
+
+    def Send(self, content: Any, to: int, tag: int) -> None:
+        self._file.write(content)
+        self._world.Send(content, to, tag)
+
+    def Bcast(self, content: Any, root: int) -> None:
+        if root == self.rank:
+            self._file.write(content)
+        self._world.Bcast(content, root)
+
+
+def record(folder: Path) -> None:
+    import pickle
+
+    import ssfl.comm.mpi
+
+    recorded = RecordedWorld(ssfl.comm.mpi._world(), folder)
+    ssfl.comm.mpi._world = lambda: recorded
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("something was pickled or unpickled")
+
+    pickle.loads = pickle.load = pickle.dumps = pickle.dump = pickle.Unpickler = refuse
 
 
 def _pair(environment: dict[str, str], name: str) -> tuple[int, float]:
@@ -109,6 +180,8 @@ def _pair(environment: dict[str, str], name: str) -> tuple[int, float]:
 
 def main(transport: str, folder: str, *settings: str) -> None:
     bad_days(dict(os.environ))
+    if folder_of_record := os.environ.get("RECORD"):
+        record(Path(folder_of_record))
     if settings == ("--resume",):
         ssfl.experiment.resume(folder, comm=transport)
         return

@@ -1,19 +1,25 @@
 """Clients in threads of one process, and what passes between server and clients on the way."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from six_clients import assert_same_bits, bad_days, outcome, recipe, reference, rows
+from six_clients import (
+    assert_free_of_data,
+    assert_same_bits,
+    bad_days,
+    outcome,
+    recipe,
+    reference,
+    rows,
+)
 
 import ssfl.comm.local
 from ssfl.assemble import load_federated
 from ssfl.comm import wire
 from ssfl.comm.local import LocalCommunicator
-from ssfl.data.federated import FederatedData
 from ssfl.experiment import train
 from ssfl.federation.client import Client
 from ssfl.federation.messages import Reason, Reply, Task, TaskKind
@@ -90,34 +96,3 @@ def test_neither_image_nor_label_is_in_any_message(
     train(config, out=tmp_path / "recorded")
     assert len(sent) == 5 * (1 + 6)  # three rounds and two evaluations
     assert_free_of_data(sent, load_federated(config))
-
-
-def assert_free_of_data(sent: Iterable[bytes], data: FederatedData) -> None:
-    """No image of any client, nor its labels, in any form one would send them in."""
-    secrets = list(secrets_of(data))
-    for message in sent:
-        assert not any(secret in message for secret in secrets)
-    for secret in secrets[:3]:  # the search itself would find one
-        leak = b"header" + secret + b"rest"
-        assert any(secret in leak for secret in secrets)
-
-
-def secrets_of(data: FederatedData) -> Iterator[bytes]:
-    train_set = data.dataset.train
-    assert train_set.labels is not None
-    forms: list[Callable[[np.ndarray], np.ndarray]] = [
-        lambda pixels: pixels,
-        lambda pixels: pixels.astype("<f4"),
-        lambda pixels: pixels.astype("<f4") / np.float32(255),
-    ]
-    mean, std = np.float32(data.dataset.mean[0]), np.float32(data.dataset.std[0])
-    forms.append(lambda pixels: (pixels.astype("<f4") / np.float32(255) - mean) / std)
-    for image in train_set.pixels[::7].numpy():
-        for form in forms:
-            yield form(image)[:, 2:5].tobytes()  # its middle: three rows say it all
-    for client in data.clients():
-        labels = train_set.labels[data.train_indices(client)].numpy()
-        for kind in ("<i8", "<i4", "u1", "<f4"):
-            yield labels[:30].astype(kind).tobytes()
-        yield ", ".join(map(str, labels[:30])).encode()
-        yield ",".join(map(str, labels[:30])).encode()

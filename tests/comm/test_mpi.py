@@ -1,0 +1,121 @@
+"""Clients in MPI ranks, started by mpiexec as a user would."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from six_clients import (
+    assert_free_of_data,
+    assert_same_bits,
+    bad_days,
+    outcome,
+    recipe,
+    reference,
+    rows,
+)
+
+from ssfl.assemble import load_federated
+from ssfl.experiment import train
+from ssfl.federation.client import Client
+from ssfl.run import Run
+
+pytest.importorskip("mpi4py", exc_type=ImportError)
+
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+SCRIPT = Path(__file__).with_name("six_clients.py")
+DIED = "ssfl: a rank of the MPI job died"
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python"),
+]
+
+
+def mpi(ranks: int, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [MPIEXEC, "-n", ranks, sys.executable, SCRIPT, "mpi", *arguments]
+    return subprocess.run(
+        [str(part) for part in command],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of three ranks, and what each of them sent."""
+    folder = tmp_path_factory.mktemp("mpi")
+    done = mpi(3, folder / "run", RECORD=str(folder))
+    assert done.returncode == 0, done.stderr
+    assert DIED not in done.stderr
+    return folder
+
+
+def test_three_ranks_end_with_the_same_bits_as_one_process(recorded: Path) -> None:
+    assert_same_bits(Run(recorded / "run"), reference())
+
+
+def test_a_finished_run_keeps_one_state_per_client(recorded: Path) -> None:
+    files = sorted((recorded / "run" / "clients").rglob("*.safetensors"))
+    assert [file.name for file in files] == ["round-000003.safetensors"] * 6
+
+
+def test_ranks_send_updates_and_neither_images_nor_labels(recorded: Path) -> None:
+    sent = [(recorded / f"rank-{rank}").read_bytes() for rank in range(3)]
+    assert_free_of_data(sent, load_federated(recipe()))
+    theta = reference().checkpoint().tensors["theta"]
+    assert sum(map(len, sent[1:])) < (3 * 6 + 1) * 4 * len(theta)  # 18 updates, and words
+    assert len(sent[0]) < (5 + 1) * 4 * len(theta)  # five tasks, each broadcast once
+
+
+def test_a_killed_rank_stops_the_job_in_one_line_and_it_resumes_to_the_same_end(
+    tmp_path: Path,
+) -> None:
+    run, stamp = tmp_path / "run", tmp_path / "killed"
+    died = mpi(3, run, KILLED="3:2", STAMP=str(stamp))
+    assert died.returncode != 0
+    assert time.time() - stamp.stat().st_mtime < 10
+    (line,) = [line for line in died.stderr.splitlines() if line.startswith("ssfl: ")]
+    assert line.startswith(DIED)
+    assert f"ssfl train --resume {run}" in line
+    assert "Traceback" not in died.stderr
+    assert Run(run).checkpoint().rounds == 2
+    resumed = mpi(3, run, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_bits(Run(run), reference())
+
+
+def test_a_slow_client_and_a_broken_one_cost_their_own_updates_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("server.rounds=2", "server.deadline=5")
+    done = mpi(3, tmp_path / "run", *settings, SLOW="2:7", BROKEN="4")
+    assert done.returncode == 0, done.stderr
+    assert [row["failures"] for row in rows(Run(tmp_path / "run"))] == [
+        {"deadline": 1, "error": 1}
+    ] * 2
+    monkeypatch.setattr(Client, "_train", Client._train)  # what bad_days does is undone
+    bad_days({"BROKEN": "4"})
+    bad_days({"BROKEN": "2"})
+    without = train(recipe(server={"rounds": 2}), out=tmp_path / "without")
+    assert torch.equal(outcome(Run(tmp_path / "run"))[0], outcome(without)[0])
+
+
+def test_a_server_that_cannot_start_sends_its_ranks_home(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")  # the folder holds a run already
+    failed = mpi(2, tmp_path)
+    assert failed.returncode == 1
+    assert failed.stderr.count("holds a run already") == 1
+    assert DIED not in failed.stderr
+
+
+def test_without_mpiexec_it_is_said_how_to_start(tmp_path: Path) -> None:
+    alone = mpi(1, tmp_path / "run")
+    assert alone.returncode == 1
+    assert "start it by `mpiexec -n N ssfl train" in alone.stderr

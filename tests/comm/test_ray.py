@@ -1,0 +1,132 @@
+"""Clients in Ray actors, on a Ray that is started for the run and ends with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from six_clients import assert_same_bits, recipe, reference
+
+from ssfl.comm.ray import Cluster, _share
+from ssfl.errors import ConfigError
+from ssfl.run import Run
+
+pytest.importorskip("ray", exc_type=ImportError)
+
+SCRIPT = Path(__file__).with_name("six_clients.py")
+
+pytestmark = pytest.mark.processes
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), "ray", str(folder), "device.workers=2"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def descendants(pid: int) -> Iterator[tuple[int, str]]:
+    """Processes below `pid`, with what they call themselves."""
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            try:
+                title = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ").strip()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            yield int(child), title
+            yield from descendants(int(child))
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def test_two_workers_end_with_the_same_bits_as_one_process_quietly_and_leave_nothing_running(
+    tmp_path: Path,
+) -> None:
+    driver = start(tmp_path / "run")
+    seen: set[int] = set()
+    while driver.poll() is None:
+        seen |= {pid for pid, _ in descendants(driver.pid)}
+        time.sleep(0.2)
+    out, err = driver.communicate(timeout=60)
+    assert driver.returncode == 0, err
+    assert (out, err) == ("", "")
+    assert seen
+    end = time.monotonic() + 10
+    while any(map(alive, seen)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not [pid for pid in seen if alive(pid)]
+    assert_same_bits(Run(tmp_path / "run"), reference())
+
+
+def test_a_killed_worker_is_replaced_and_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    driver = start(tmp_path / "run")
+    killed = 0
+    while driver.poll() is None and not killed:
+        for pid, title in descendants(driver.pid):
+            if title.startswith("ray::Worker.handle"):  # it is at a client
+                os.kill(pid, signal.SIGKILL)
+                killed = pid
+                break
+        time.sleep(0.01)
+    _, err = driver.communicate(timeout=120)
+    assert killed
+    assert driver.returncode == 0, err
+    assert "lost its worker" in err
+    run = Run(tmp_path / "run")
+    assert_same_bits(run, reference())
+    assert not any(row.get("failures") for row in run.metrics)
+
+
+class Ray:
+    """What a cluster is asked, answered for two machines of 8 cores and 1 GPU each."""
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 16.0, "GPU": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "gpus"),
+    [
+        ({"device": "cpu", "workers": 0}, 6, 0.0),
+        ({"device": "cpu", "workers": 0, "threads": 4}, 4, 0.0),
+        ({"device": "auto", "workers": 0}, 2, 1.0),
+        ({"device": "auto", "workers": 8}, 8, 0.25),
+        ({"device": "auto", "workers": 4, "gpus_per_worker": 0.1}, 4, 0.1),
+    ],
+)
+def test_workers_fill_the_cluster_and_share_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, device: dict[str, object], workers: int, gpus: float
+) -> None:
+    monkeypatch.setattr("ssfl.comm.ray._import_ray", Ray)
+    cluster = Cluster(recipe(device=device), asked=6, theta_bytes=4)
+    assert (cluster.workers, cluster.gpus) == (workers, gpus)
+
+
+def test_more_than_the_cluster_has_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ssfl.comm.ray._import_ray", Ray)
+    greedy = recipe(device={"device": "auto", "workers": 4, "gpus_per_worker": 1.0})
+    with pytest.raises(ConfigError, match="4 Ray workers want 1 CPU and 1 GPU each"):
+        Cluster(greedy, asked=6, theta_bytes=4)
+
+
+def test_shares_of_a_gpu_never_sum_to_more_than_there_is() -> None:
+    for workers in range(1, 40):
+        assert _share(1.0, workers) * workers <= 1.0
