@@ -64,10 +64,26 @@ def test_evaluation_uses_running_statistics_whatever_the_groups(shape):
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
 
 
-@pytest.mark.parametrize("plain", [False, True])
-def test_gradients_may_be_differentiated_again(plain):
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(8, 3, 4, 4), (8, 3)])
+def test_the_written_out_backward_pass_gives_the_native_gradients(shape, affine):
+    x, seen = some(shape), some(shape).cos()
+    gradients = []
+    for plain in (True, False):
+        norm = BatchNorm(3, groups=2, affine=affine)
+        norm.plain_ops = plain
+        if norm.weight is not None:
+            norm.weight.data.copy_(torch.tensor([0.5, -1.0, 2.0]))
+        given = x.clone().requires_grad_()
+        (norm(given) * seen).sum().backward()
+        gradients.append([given.grad, *(p.grad for p in norm.parameters())])
+    for ours, native in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, native, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_the_native_kernels_may_be_differentiated_again():
     norm = BatchNorm(3, groups=2).double()
-    norm.plain_ops = plain
+    norm.plain_ops = False
     x = some((8, 3, 2, 2)).double().requires_grad_()
 
     def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
