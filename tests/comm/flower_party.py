@@ -1,11 +1,12 @@
 """A party of a federation, as a process: `flower_party.py serve|site ...`, like `ssfl serve|site`.
 
-It has the misfortunes that `six_clients.bad_days` gives it. With RECORD=FOLDER in the environment,
-it and the programs it starts write every byte of every request they send to files in FOLDER.
+With NAP=SECONDS in the environment a site sleeps before every training. With RECORD=FOLDER, it and
+the programs it starts write every byte of every request they send to files in FOLDER.
 """
 
 import os
 import sys
+import time
 from pathlib import Path
 
 
@@ -24,15 +25,30 @@ def record(folder: Path) -> None:
     httpx.Client.send = send_and_keep
 
 
+def nap(seconds: float) -> None:
+    """Have the site sleep before it trains."""
+    from ssfl.comm.flower.host import SiteKeeper
+    from ssfl.federation.messages import TaskKind
+
+    prepare = SiteKeeper.prepare
+
+    def sleep_and_prepare(self, task):
+        if task.kind is TaskKind.TRAIN:
+            time.sleep(seconds)
+        prepare(self, task)
+
+    SiteKeeper.prepare = sleep_and_prepare
+
+
 def main() -> None:
     import typer
-    from six_clients import bad_days
 
     from ssfl.comm import COMMUNICATORS
     from ssfl.commands import federation
     from ssfl.errors import SSFLError
 
-    bad_days()
+    if "NAP" in os.environ:
+        nap(float(os.environ["NAP"]))
     COMMUNICATORS.register("flower", "ssfl.comm.flower.serve:connect")
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command("certs")(federation.certs)

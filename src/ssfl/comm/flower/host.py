@@ -7,6 +7,7 @@ runs/         per run, what the clients have learnt: a run directory without the
 flower/       logs
 """
 
+import fcntl
 import json
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -170,21 +171,46 @@ def supernode(folder: Path, options: SiteOptions) -> Iterator[tuple[Child, str, 
 
 def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
     """Take part until interrupted, or until the SuperNode gives up."""
-    from ssfl.comm.flower.runtime import answer_messages
+    from flwr.app import Message
+
+    from ssfl.comm.flower.runtime import answer_messages, leave
     from ssfl.comm.flower.site import SiteAnswers
 
     torch.set_num_threads(config.device.threads)
     hosts = build_hosts(options, config)
     local = LocalCommunicator(hosts)
     answers = SiteAnswers(local, shared_recipe(config), SiteKeeper(folder, config, hosts))
+    known_as = folder / "flower" / "node"
+
+    def answer(message: Message) -> Message:
+        known_as.write_text(str(message.metadata.dst_node_id))
+        return answers(message)
+
     try:
-        with supernode(folder, options) as (child, address, secret):
-            answer_messages(address, secret, answers, child.ended)
-            raise FederationError(
-                f"the connection to {options.server} ended ({child.log}): {child.last_words()}"
-            )
+        with _alone(folder):
+            if known_as.exists():
+                node = int(known_as.read_text())
+                leave(options.server, folder / "ca.pem", folder / "site.key", node)
+            with supernode(folder, options) as (child, address, secret):
+                answer_messages(address, secret, answer, child.ended)
+                raise FederationError(
+                    f"the connection to {options.server} ended ({child.log}): {child.last_words()}"
+                )
     finally:
         local.close()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time for a site: two would speak with one key."""
+    path = folder / "flower" / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"the site in {folder} is running already") from None
+        yield
 
 
 def _plain(options: SiteOptions) -> dict[str, Any]:

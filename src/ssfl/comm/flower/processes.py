@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -79,10 +80,13 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """The end of its log, for an error message."""
+        """What it said last, or what its last error was, for a message of ours."""
         with contextlib.suppress(OSError):
-            lines = self.log.read_text(errors="replace").strip().splitlines()
-            return " / ".join(line.strip() for line in lines[-4:] if line.strip())
+            plain = re.sub("\x1b\\[[0-9;]*m", "", self.log.read_text(errors="replace"))
+            lines = [line.strip() for line in plain.splitlines() if line.strip()]
+            errors = [index for index, line in enumerate(lines) if line.startswith("ERROR")]
+            last = lines[errors[-1] + 1 :][:3] if errors else lines[-3:]
+            return " ".join(last)
         return ""
 
 

@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from flwr.app import Message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
@@ -39,6 +43,8 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
 from ssfl.errors import FederationError
@@ -136,6 +142,19 @@ class Link:
             yield client
         finally:
             client.close()
+
+
+def leave(address: str, ca: Path, private_key: Path, node: int) -> None:
+    """Say goodbye for a SuperNode that was killed: its key may not connect again before that, or
+    before its last heartbeat is a minute old."""
+    key = load_ssh_private_key(private_key.read_bytes(), None)
+    version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+    signed = NodeAuthHttpInterceptor(key, key.public_key())
+    with (
+        contextlib.suppress(httpx.HTTPError),
+        FleetHttpClient.from_server_address(address, False, str(ca), [version, signed]) as client,
+    ):
+        client.DeactivateNode(DeactivateNodeRequest(node_id=node))
 
 
 def answer_messages(

@@ -1,0 +1,388 @@
+"""A real federation on this machine: SuperLink, two SuperNodes, TLS, keys, and bad days.
+
+Two federations are run, and every test looks at one of them. The quiet one must end bit for bit
+where a single process ends. In the other one a site and the SuperLink are killed, strangers knock,
+and it must end where a single process ends that has the same clients missing in the same rounds.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from six_clients import assert_same_bits, recipe, reference
+
+from ssfl.assemble import load_federated
+from ssfl.comm import COMMUNICATORS
+from ssfl.comm.flower.host import SiteOptions, init_site
+from ssfl.comm.flower.keys import make_authority, make_site_key
+from ssfl.comm.flower.processes import Child, free_port
+from ssfl.comm.local import LocalCommunicator
+from ssfl.config import to_toml
+from ssfl.experiment import train
+from ssfl.federation.messages import Reason, TaskKind, failed
+from ssfl.run import Run
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+HERE = Path(__file__).parent
+SITES = {"north": (0, 1, 2), "south": (3, 4, 5)}
+
+
+@dataclass
+class Federation:
+    """A coordinator and its sites, each a process in a folder below `home`."""
+
+    home: Path
+    config: object
+    port: int = field(default_factory=free_port)
+    started: list = field(default_factory=list)
+
+    def prepare(self):
+        make_authority(self.home / "keys", ["127.0.0.1"])
+        (self.home / "keys" / "sites").mkdir()
+        (self.home / "recipe.toml").write_text(to_toml(self.config))
+        (self.home / "hooks").mkdir()
+        (self.home / "hooks" / "sitecustomize.py").write_text(
+            "import os, pathlib\n"
+            "if 'RECORD' in os.environ:\n"
+            "    import flower_party\n"
+            "    flower_party.record(pathlib.Path(os.environ['RECORD']))\n"
+        )
+        for name, clients in SITES.items():
+            options = SiteOptions(server=f"127.0.0.1:{self.port}", clients=clients)
+            ca = self.home / "keys" / "ca.pem"
+            public = init_site(self.home / name, options, self.config, ca)
+            shutil.copy(public, self.home / f"keys/sites/{name}.pub")
+        return self
+
+    def party(self, *arguments, log, **environment):
+        paths = [str(self.home / "hooks"), str(HERE), *filter(None, sys.path)]
+        with (self.home / f"{log}.log").open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, HERE / "flower_party.py", *map(str, arguments)],
+                stdout=output,
+                stderr=output,
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+                | environment,
+            )
+        self.started.append(process)
+        return process
+
+    def serve(self):
+        return self.party(
+            *("serve", self.home / "recipe.toml", "--keys", self.home / "keys"),
+            *("--host", "127.0.0.1", "--port", self.port, "--out", self.home / "run"),
+            *("--patience", "300"),
+            log="serve",
+        )
+
+    def start_site(self, name, **environment):
+        return self.party("site", "start", self.home / name, log=name, **environment)
+
+    def log(self, name):
+        return (self.home / f"{name}.log").read_text(errors="replace")
+
+    def site_run(self, name):
+        (folder,) = (self.home / name / "runs").iterdir()
+        return Run(folder)
+
+    def wait_for(self, look, seconds=300):
+        """Wait until `look()` is true; fail with the logs otherwise."""
+        end = time.monotonic() + seconds
+        while not look():
+            assert time.monotonic() < end, {p.name: p.read_text() for p in self.home.glob("*.log")}
+            time.sleep(0.1)
+
+    def close(self):
+        for process in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        for process in self.started:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def commands_below(folder):
+    """Command lines of running processes that speak of a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if str(folder) in line and "flower" in line:
+                found.append(line)
+    return found
+
+
+# The quiet federation
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory):
+    home = tmp_path_factory.mktemp("quiet")
+    federation = Federation(home, recipe()).prepare()
+    record = home / "sent"
+    record.mkdir()
+    try:
+        server = federation.serve()
+        federation.start_site("north", RECORD=str(record))
+        federation.start_site("south")
+        federation.wait_for(lambda: server.poll() is not None)
+        assert server.returncode == 0, federation.log("serve")
+    finally:
+        federation.close()
+    return federation
+
+
+def test_two_sites_end_with_the_bits_of_a_single_process(quiet):
+    class Everywhere(Run):
+        """The server's Θ, and personal states from wherever they lie."""
+
+        @property
+        def store(self):
+            return self
+
+        def get(self, client, before):
+            name = next(name for name, ids in SITES.items() if client in ids)
+            return quiet.site_run(name).store.get(client, before)
+
+    assert_same_bits(Everywhere(quiet.home / "run"), reference())
+
+
+def test_personal_states_stay_at_their_sites(quiet):
+    assert not (quiet.home / "run" / "clients").exists()
+    for name, clients in SITES.items():
+        assert quiet.site_run(name).store.clients() == list(clients)
+
+
+def test_a_site_has_its_encoders_in_hand_when_it_is_over(quiet):
+    site, expected = quiet.site_run("south"), reference()
+    images = torch.randint(0, 256, (4, site.facts["channels"], 32, 32), dtype=torch.uint8)
+    images = images[..., : site.facts["image_size"], : site.facts["image_size"]]
+    for mine, other in [
+        (site.personal_encoder(4), expected.personal_encoder(4)),
+        (site.global_encoder(), expected.global_encoder()),
+    ]:
+        for a, b in zip(mine.state_dict().values(), other.state_dict().values(), strict=True):
+            assert torch.equal(a, b)
+    assert len(images)
+
+
+def found_in(stream, images, labels):
+    """Which forms of these images and labels a stream of bytes holds."""
+    forms = {}
+    for index, image in enumerate(images):
+        for name, array in {
+            "pixels": image,
+            "pixels, channels last": image.transpose(1, 2, 0),
+            "floats": image.astype(np.float32) / 255,
+            "first channel": image[0],
+        }.items():
+            forms[f"image {index} as {name}"] = np.ascontiguousarray(array).tobytes()
+    for kind in (np.int64, np.int32, np.uint8, np.float32):
+        forms[f"labels as {kind.__name__}"] = labels.astype(kind).tobytes()
+    forms["labels as text"] = json.dumps(labels.tolist()).encode()
+    return [name for name, form in forms.items() if form in stream]
+
+
+def test_what_a_site_sends_holds_neither_image_nor_label(quiet):
+    files = list((quiet.home / "sent").iterdir())
+    assert len(files) == 2  # the site's own process and its SuperNode
+    stream = b"".join(file.read_bytes() for file in files)
+    data = load_federated(quiet.config)
+    theta = quiet.site_run("north").checkpoint().tensors["theta"]
+    assert len(stream) > 2 * 3 * 3 * 4 * len(theta)  # each hop, client and round: a whole Δ
+    for client in SITES["north"]:
+        rows = data.train_indices(client)
+        images = data.dataset.train.pixels[rows].numpy()
+        labels = data.dataset.train.labels[rows].numpy()
+        assert found_in(stream, images, labels) == []
+        # and the search does find them where they are:
+        planted = stream + images[0].tobytes() + labels.tobytes()
+        assert found_in(planted, images[:1], labels)[:1] == ["image 0 as pixels"]
+        assert "labels as int64" in found_in(planted, images[:1], labels)
+
+
+def test_all_that_a_reply_says_is_counts_and_metrics(quiet):
+    stream = b"".join(file.read_bytes() for file in (quiet.home / "sent").iterdir())
+    headers = [
+        json.loads(text) for text in re.findall(rb'\{"version":1,.*?"failure":null\}', stream)
+    ]
+    assert len(headers) >= 2 * 3 * 3
+    numbers = {"version", "client", "round", "samples", "steps"}
+    for header in headers:
+        assert set(header) == numbers | {
+            *("kind", "layout", "vectors", "what", "metrics", "failure")
+        }
+        assert all(isinstance(value, (int, float)) for value in header["metrics"].values())
+        assert set(header["vectors"]) <= {"delta"}
+        assert len(header["metrics"]) < 10
+
+
+def test_no_process_is_left(quiet):
+    assert commands_below(quiet.home) == []
+
+
+# The federation that has a bad day
+
+
+@dataclass
+class BadDay:
+    federation: Federation
+    refused: dict
+    killed_site: int
+
+
+def knock(federation, name, **changes):
+    """Start a SuperNode that should not be let in."""
+    folder = federation.home / name
+    make_site_key(folder)
+    options = {
+        "--superlink": f"127.0.0.1:{federation.port}",
+        "--root-certificates": str(federation.home / "keys" / "ca.pem"),
+        "--auth-supernode-private-key": str(folder / "site.key"),
+        "--isolation": "process",
+        "--port": str(free_port()),
+        "--max-retries": "1",
+    } | changes
+    flat = [part for pair in options.items() if None not in pair for part in pair if part]
+    stranger = Child("node", flat, folder)
+    stranger.start()
+    return stranger
+
+
+@pytest.fixture(scope="module")
+def bad_day(tmp_path_factory):
+    home = tmp_path_factory.mktemp("bad-day")
+    config = recipe(
+        server={"rounds": 5, "deadline": 30.0, "min_replies": 0.5}, evaluation={"every": 0}
+    )
+    federation = Federation(home, config).prepare()
+    run, strangers = home / "run", {}
+    try:
+        server = federation.serve()
+        federation.start_site("north")
+        south = federation.start_site("south", NAP="5")
+        federation.wait_for(lambda: "round 1: train" in federation.log("south"))
+        (node,) = children(south.pid)
+        for pid in (south.pid, node):  # while it naps: none of its clients has worked yet
+            os.kill(pid, signal.SIGKILL)
+        federation.start_site("south")
+        make_authority(home / "other-keys", ["127.0.0.1"])
+        strangers["unregistered key"] = knock(federation, "stranger")
+        strangers["wrong CA"] = knock(
+            federation, "misled", **{"--root-certificates": str(home / "other-keys" / "ca.pem")}
+        )
+        strangers["plain text"] = knock(
+            federation,
+            "careless",
+            **{"--root-certificates": None, "--auth-supernode-private-key": None, "--insecure": ""},
+        )
+        federation.wait_for(lambda: federation.log("north").count("round 2: train"))
+        (link,) = children(server.pid)
+        os.kill(link, signal.SIGKILL)
+        federation.wait_for(lambda: server.poll() is not None)
+        assert server.returncode == 0, federation.log("serve")
+        federation.wait_for(lambda: all(s.ended() for s in strangers.values()))
+        refused = {name: stranger.last_words() for name, stranger in strangers.items()}
+    finally:
+        for stranger in strangers.values():
+            stranger.stop()
+        federation.close()
+    assert Run(run).checkpoint().rounds == 5
+    return BadDay(federation, refused, south.pid)
+
+
+def test_a_site_killed_in_mid_round_costs_its_own_clients_and_comes_back(bad_day):
+    rows = [row for row in Run(bad_day.federation.home / "run").metrics if row["kind"] == "round"]
+    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
+    assert rows[0]["accepted"] == 6
+    assert rows[1]["accepted"] == 3
+    assert sum(rows[1]["failures"].values()) == 3
+    assert set(rows[1]["failures"]) <= {"lost", "deadline"}
+    assert rows[4]["accepted"] == 6
+
+
+def test_the_superlink_is_started_again_and_the_run_goes_on(bad_day):
+    log = bad_day.federation.log("serve")
+    assert log.count("the SuperLink died and is started again") == 1
+
+
+def test_nothing_is_lost_on_a_bad_day(bad_day, monkeypatch, tmp_path):
+    """The same Θ and θ_k as in one process where the same clients were missing."""
+    federation = bad_day.federation
+    rows = [row for row in Run(federation.home / "run").metrics if row["kind"] == "round"]
+
+    class Missing(LocalCommunicator):
+        round = 0
+
+        def _row(self):
+            return rows[self.round]
+
+        def clients(self):
+            return range(6) if self._row()["asked"] == 6 else SITES["north"]
+
+        def sizes(self):
+            return [self._hosts[0].data.size(client) for client in self.clients()]
+
+        def exchange(self, task, clients, deadline=None):
+            gone = SITES["south"] if self._row()["accepted"] == 3 else ()
+            for client in clients:
+                if client in gone:
+                    yield failed(client, task, Reason.LOST, "as it was")
+                else:
+                    yield self._hosts[0].handle(client, task)
+            if task.kind is TaskKind.TRAIN:
+                self.round = min(self.round + 1, len(rows) - 1)
+
+    monkeypatch.setitem(COMMUNICATORS._targets, "missing", "six_clients:missing")
+    import six_clients
+
+    monkeypatch.setattr(
+        six_clients, "missing", lambda config, path, hosts: Missing(hosts), raising=False
+    )
+    same = train(federation.config, out=tmp_path / "same", comm="missing")
+    assert torch.equal(
+        same.checkpoint().tensors["theta"],
+        Run(federation.home / "run").checkpoint().tensors["theta"],
+    )
+    for name, clients in SITES.items():
+        store = federation.site_run(name).store
+        for client in clients:
+            assert torch.equal(store.get(client, 5).personal, same.store.get(client, 5).personal)
+
+
+@pytest.mark.parametrize("who", ["unregistered key", "wrong CA", "plain text"])
+def test_strangers_are_refused(bad_day, who):
+    assert "Failed to initialize the connection" in bad_day.refused[who] or (
+        "Giving up" in bad_day.refused[who]
+    ), bad_day.refused[who]
+
+
+def test_strangers_never_joined(bad_day):
+    joined = re.findall(r"joined with clients (\[.*?\])", bad_day.federation.log("serve"))
+    assert set(joined) == {"[0, 1, 2]", "[3, 4, 5]"}
+
+
+def test_nothing_is_left_after_a_bad_day(bad_day):
+    assert commands_below(bad_day.federation.home) == []
