@@ -1,0 +1,148 @@
+"""`ssfl evaluate`: the paper's protocols on a finished run."""
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from ssfl.evaluation.protocols import ProtocolOptions
+    from ssfl.evaluation.scores import Evaluation
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    protocol: Annotated[
+        list[str] | None,
+        typer.Option("--protocol", "-p", help="Only this protocol (may be repeated)."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one option, e.g. --set finetune.epochs=20."),
+    ] = None,
+) -> None:
+    """Judge a run's last checkpoint by the paper's protocols.
+
+    kNN, federated linear, linear per encoder, naive federated linear, semi-supervised with 1 % and
+    10 % of the labels, and label-free health. Writes RUN/evaluation.json.
+
+    Example: ssfl evaluate runs/demo -p knn -p linear
+    """
+    from ssfl.commands.console import console
+    from ssfl.evaluation.protocols import evaluate as judge
+    from ssfl.run import Run
+
+    opened = Run(run)
+    options = parse_options(settings or [])
+    with bars() as progress:
+        found = judge(opened, protocol, options=options, progress=watcher(progress))
+    show(found, opened)
+    console.print(f"saved {opened.path / 'evaluation.json'}", highlight=False, soft_wrap=True)
+
+
+def parse_options(settings: list[str]) -> "ProtocolOptions":
+    """Options from `section.key=value` settings, written as TOML (a bare word is a string)."""
+    from pydantic import ValidationError
+
+    from ssfl.errors import ConfigError
+    from ssfl.evaluation.protocols import ProtocolOptions
+
+    raw: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {setting}: write it as key=value, e.g. linear.rounds=50")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        *sections, leaf = key.strip().split(".")
+        table = raw
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[leaf] = value
+    try:
+        return ProtocolOptions.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"--set {where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def bars() -> "Progress":
+    """A display of what is going on."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from ssfl.commands.console import errors
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, console=errors, transient=True)
+
+
+def watcher(progress: "Progress") -> Any:
+    """Shows each thing it is told about as a bar of its own."""
+    tasks: dict[str, Any] = {}
+
+    def watch(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            tasks[what] = progress.add_task(what, total=total)
+        progress.update(tasks[what], completed=done, total=total)
+
+    return watch
+
+
+def show(found: "Evaluation", run: Any) -> None:
+    """Print all figures as tables, the paper's beside ours where the recipe has them."""
+    from rich.table import Table
+
+    from ssfl.commands.console import console
+    from ssfl.evaluation.scores import GROUPS
+    from ssfl.report.paper import paper_figures
+
+    paper = paper_figures(run.config).figures()
+    for over, heading in GROUPS.items():
+        group = [score for score in found.scores if score.over == over]
+        if not group:
+            continue
+        per_client = over == "clients"
+        table = Table(title=heading, title_justify="left", title_style="bold", box=None)
+        table.add_column()
+        for head in ("accuracy", "± 95 %", *(("weighted", "std") if per_client else ()), "paper"):
+            if head != "paper" or paper:
+                table.add_column(head, justify="right")
+        for score in group:
+            row = [score.title, f"{score.value:.4f}", _number(score.ci95)]
+            if per_client:
+                row += [_number(score.weighted_mean), _number(score.std)]
+            if paper:
+                row.append(_number(paper.get(score.name)))
+            table.add_row(*row)
+        console.print(table)
+        console.print()
+    if not found.scores and found.health:
+        _show_health(found)
+    for note in found.notes:
+        console.print(f"[yellow]note:[/] {note}", highlight=False)
+
+
+def _show_health(found: "Evaluation") -> None:
+    from rich.table import Table
+
+    from ssfl.commands.console import console
+
+    table = Table(title="Health, without labels", title_justify="left", box=None)
+    table.add_column("encoder")
+    names = ("effective_rank", "std_ratio", "uniformity", "alignment")
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right")
+    for who, figures in found.health.items():
+        label = "shared" if who == "global" else f"client {who}"
+        table.add_row(label, *(_number(figures.get(name)) for name in names))
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

@@ -1,0 +1,157 @@
+"""A run's encoders on the bench: Θ and the one each client is judged by, their features made once.
+
+Opens a run directory at its last checkpoint, with the data it was trained on. Two clients whose
+encoders are the same tensors (Global-SSFL: all of them) share one forward pass.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ssfl.assemble import build_host, load_federated
+from ssfl.data.federated import FederatedData
+from ssfl.data.images import Images
+from ssfl.encoder import Encoder
+from ssfl.errors import ConfigError
+from ssfl.evaluation.features import FeatureCache, extract
+from ssfl.federation.checkpoint import check_fit
+from ssfl.federation.messages import Task, TaskKind
+from ssfl.models.backbones import Backbone, build_backbone
+from ssfl.run import Run
+
+GLOBAL = -1
+"""Θ, where a client's number is asked for."""
+
+Progress = Callable[[str, int, int], None]
+"""Told what is going on, how much of it is done, and out of how much."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Progress that nobody watches."""
+
+
+class Bench:
+    """The encoders of a run by client number (or `GLOBAL`), and what they make of the images."""
+
+    def __init__(
+        self, run: Run, data: FederatedData | None = None, progress: Progress = silent
+    ) -> None:
+        self.run, self.config, self.progress = run, run.config, progress
+        self.data = data or load_federated(run.config)
+        self._host = build_host(run.config, self.data, run.store)
+        self.trainer = self._host.trainer
+        self.device = self.trainer.engine.device
+        checkpoint = run.checkpoint()
+        layout = self.trainer.layout.digest
+        check_fit(checkpoint, layout, run.checkpoints)
+        rounds = checkpoint.rounds
+        theta = checkpoint.tensors["theta"].to(self.device)
+        share = rounds / run.config.server.rounds
+        self.task = Task(TaskKind.EVALUATE, rounds, theta, layout, progress=share)
+        self._cache = FeatureCache()
+        self._theta = [t.clone() for t in _tensors(self.trainer.global_encoder(theta))]
+        self._keys: dict[int, int] = {GLOBAL: GLOBAL}
+        self._test_pixels: Tensor | None = None
+
+    @property
+    def shares(self) -> bool:
+        """The clients train a Θ together (all algorithms but `local-only`)."""
+        return self.trainer.algorithm.sends
+
+    @property
+    def test(self) -> Images | None:
+        return self.data.dataset.test
+
+    @property
+    def labelled(self) -> bool:
+        """Accuracy can be measured: train and test images have labels."""
+        train, test = self.data.dataset.train, self.test
+        return train.labels is not None and test is not None and test.labels is not None
+
+    def encoder(self, who: int) -> nn.Module:
+        """The backbone of Θ or of a client; its weights stay in place until the next call."""
+        if who == GLOBAL:
+            return self.trainer.global_encoder(self.task.theta)
+        if who not in self.data.clients():
+            raise ConfigError(
+                f"there is no client {who}: this run's are 0 to {len(self.data.clients()) - 1}"
+            )
+        state = self._host.store.get(who, before=self.task.round)
+        encoder = self.trainer.encoder(who, self.task, state, self.data.train_indices(who))
+        same = all(map(torch.equal, self._theta, _tensors(encoder)))
+        self._keys[who] = GLOBAL if same else who
+        return encoder
+
+    def standalone(self, who: int) -> Encoder:
+        """A copy of the encoder that stands by itself."""
+        dataset = self.data.dataset
+        _, channels, size, _ = dataset.train.pixels.shape
+        copy: Backbone = build_backbone(self.config.model, channels=channels, image_size=size)
+        copy.load_state_dict(self.encoder(who).state_dict())
+        encoder = Encoder(copy, tuple(dataset.mean), tuple(dataset.std), size)
+        return encoder.eval().requires_grad_(False).to(self.device)
+
+    def key(self, who: int) -> int:
+        """Whose features are this one's: `GLOBAL` where a client is judged by Θ itself."""
+        if who not in self._keys:
+            self.encoder(who)
+        return self._keys[who]
+
+    def train_features(self, who: int) -> Tensor:
+        """Features of all training images."""
+        return self._features(who, "train", self.trainer.pixels)
+
+    def test_features(self, who: int) -> Tensor:
+        """Features of all test images."""
+        if self._test_pixels is None:
+            assert self.test is not None
+            self._test_pixels = self.test.pixels.to(self.device)
+        return self._features(who, "test", self._test_pixels)
+
+    def forget(self, who: int) -> None:
+        """Let go of a client's features (not of Θ's, which others may share)."""
+        if self.key(who) != GLOBAL:
+            self._cache.forget(who)
+
+    def features_of(
+        self, who: int, pixels: Tensor, normalise: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Features of any images, not kept."""
+        return self._extract(self.encoder(who), pixels, normalise)
+
+    def _features(self, who: int, split: str, pixels: Tensor) -> Tensor:
+        if who not in self._keys:
+            self.encoder(who)
+
+        def compute() -> Tensor:
+            return self._extract(self.encoder(who), pixels)
+
+        return self._cache.get(self._keys[who], split, compute)
+
+    def _extract(
+        self,
+        encoder: nn.Module,
+        pixels: Tensor,
+        normalise: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        done = 0
+
+        def advance(images: int) -> None:
+            nonlocal done
+            done += images
+            self.progress("images seen", done, len(pixels))
+
+        return extract(
+            encoder,
+            pixels,
+            normalise or self.trainer.views.plain,
+            device=self.device,
+            batch=self.config.evaluation.batch,
+            autocast=torch.bfloat16 if self.trainer.engine.bf16 else None,
+            progress=advance,
+        )
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]

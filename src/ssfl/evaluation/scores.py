@@ -1,0 +1,119 @@
+"""What an evaluation found: named figures with their per-client values, kept as JSON in the run.
+
+A name says which encoder was judged (`global_`: Θ; `personal_`: the one each client is judged by)
+and how. The report, `compare` and a recipe's table of the paper's figures all use these names.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ssfl.errors import CheckpointError
+from ssfl.evaluation.summary import summarise
+from ssfl.files import write_text
+
+GROUPS = {
+    "images": "The shared encoder, on all test images",
+    "clients": "Client by client: each client's encoder, on its own test images",
+}
+"""Headings for figures by what they are averaged over."""
+
+TITLES = {
+    "global_classifier": "Its own classifier",
+    "global_knn": "kNN",
+    "global_federated_linear": "Linear, classifier trained by FedAvg",
+    "global_linear": "Linear",
+    "global_federated_linear_local": "Linear on Θ, classifier trained by FedAvg",
+    "personal_knn": "kNN among the client's own images",
+    "personal_linear": "Linear",
+    "personal_linear_global": "Linear, on all test images",
+    "personal_naive_federated_linear": "One FedAvg classifier for all encoders (misleads)",
+}
+"""What each figure is, in words. Semi-supervised names end in the share of labels, `_1pct`."""
+
+
+def title(name: str) -> str:
+    """A figure's name in words."""
+    if name in TITLES:
+        return TITLES[name]
+    stem, _, share = name.rpartition("_")
+    how = "Fine-tuning" if "finetune" in stem else "Linear"
+    return f"{how} with {share.removesuffix('pct')} % of the labels"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One accuracy: a share of test images, or the plain mean over clients of such shares."""
+
+    name: str
+    value: float
+    """The figure to quote. Over clients: the plain mean, as in the paper."""
+    over: Literal["images", "clients"]
+    """What was averaged, and what `n`, `std` and `ci95` are about."""
+    n: int
+    ci95: float | None
+    """Half-width of the 95 % interval: binomial over images, Student's t over clients."""
+    weighted_mean: float | None = None
+    """Over clients: weighted by their test images."""
+    std: float | None = None
+    clients: dict[int, float] = field(default_factory=dict)
+    """Every client's own figure."""
+
+    @property
+    def title(self) -> str:
+        return title(self.name)
+
+
+def over_images(name: str, accuracy: float, images: int) -> Score:
+    """A figure on one test set."""
+    half = 1.96 * math.sqrt(accuracy * (1 - accuracy) / images)
+    return Score(name, accuracy, "images", images, half)
+
+
+def over_clients(name: str, values: dict[int, float], images: Sequence[int]) -> Score:
+    """A figure of every client, with the number of test images behind each."""
+    s = summarise(list(values.values()), images)
+    return Score(name, s.mean, "clients", s.n, s.ci95, s.weighted_mean, s.std, values)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All figures of a run's last checkpoint."""
+
+    rounds: int
+    scores: list[Score]
+    health: dict[str, dict[str, float | None]]
+    """Label-free figures by encoder: "global", or a client's number."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be measured, and why."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Score:
+        """A figure by its name."""
+        for score in self.scores:
+            if score.name == name:
+                return score
+        known = ", ".join(score.name for score in self.scores) or "none"
+        raise KeyError(f"{name} was not measured; there are: {known}")
+
+    def save(self, path: Path) -> None:
+        """Write everything as JSON."""
+        write_text(path, json.dumps({"version": 1, **asdict(self)}, indent=2, allow_nan=False))
+
+
+def load_evaluation(path: Path) -> Evaluation | None:
+    """What `save` wrote, or None where there is nothing yet."""
+    if not path.exists():
+        return None
+    raw = json.loads(path.read_text())
+    if raw.pop("version", None) != 1:
+        raise CheckpointError(f"{path} is of another version: run `ssfl evaluate` again")
+    scores = [
+        Score(**{**score, "clients": {int(k): v for k, v in score["clients"].items()}})
+        for score in raw.pop("scores")
+    ]
+    return Evaluation(scores=scores, **raw)
