@@ -1,0 +1,156 @@
+"""`ssfl export`, `ssfl embed` and `ssfl classify`: using what was learned."""
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Source = Annotated[Path, typer.Argument(help="A run directory, or an exported encoder.")]
+Client = Annotated[
+    int | None, typer.Option(help="This client's encoder, in place of the shared one.")
+]
+Files = Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")]
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
+    client: Client = None,
+    format: Annotated[
+        str | None, typer.Option(help="torch, onnx or safetensors (else the suffix decides).")
+    ] = None,
+) -> None:
+    """Write an encoder to one file, to be used anywhere.
+
+    Example: ssfl export runs/demo --client 3 -o encoder.onnx
+    """
+    from ssfl.commands.console import console
+    from ssfl.use import export_encoder
+
+    path = export_encoder(run, out, client=client, format=format)  # type: ignore[arg-type]
+    console.print(f"saved {path}", highlight=False, soft_wrap=True)
+
+
+def embed(
+    run: Source,
+    images: Files,
+    out: Annotated[Path, typer.Option("--out", "-o", help="features.npy or features.parquet.")],
+    client: Client = None,
+) -> None:
+    """Turn images into features. With .npy, the file names go beside it as .csv.
+
+    Example: ssfl embed runs/demo photos/ -o features.npy
+    """
+    from ssfl.commands.console import console
+    from ssfl.errors import ConfigError
+    from ssfl.use import find_images
+
+    if out.suffix not in (".npy", ".parquet"):
+        raise ConfigError(f"{out}: end the name in .npy or .parquet")
+    if out.suffix == ".parquet":
+        _need_pyarrow()
+    files = find_images(images)
+    features = _features(run, client, files)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix == ".npy":
+        import numpy as np
+
+        np.save(out, features.numpy())
+        _write_csv(out.with_suffix(".csv"), [["file"], *[[str(file)] for file in files]])
+    else:
+        _write_parquet(out, files, features)
+    count, width = features.shape
+    console.print(
+        f"saved {out}: {count:,} images × {width} features", highlight=False, soft_wrap=True
+    )
+
+
+def classify(
+    run: Source,
+    images: Files,
+    labels: Annotated[Path, typer.Option(help="A CSV of file,label for a handful of images.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV here.")] = None,
+    client: Client = None,
+) -> None:
+    """Classify images, given the labels of a few: a linear classifier on the encoder's features.
+
+    Example: ssfl classify runs/demo --labels few.csv photos/ -o predictions.csv
+    """
+    from ssfl.commands.console import console, errors
+    from ssfl.use import find_images, fit_classifier
+    from ssfl.use.classify import read_labels
+
+    shown, names = read_labels(labels)
+    files = find_images(images)
+    features = _features(run, client, [*shown, *files])
+    classifier = fit_classifier(features[: len(shown)], names)
+    chances = classifier.probabilities(features[len(shown) :])
+    best, which = chances.max(1)
+    header = ["file", "label", "probability", *(f"p_{name}" for name in classifier.classes)]
+    rows = [
+        [str(file), classifier.classes[w], f"{p:.4f}", *(f"{c:.4f}" for c in row)]
+        for file, w, p, row in zip(
+            files, which.tolist(), best.tolist(), chances.tolist(), strict=True
+        )
+    ]
+    if out is None:
+        for row in rows:
+            typer.echo(f"{row[0]}\t{row[1]}\t{row[2]}")
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _write_csv(out, [header, *rows])
+        console.print(f"saved {out}: {len(rows):,} images", highlight=False, soft_wrap=True)
+    expected = classifier.expected
+    guess = (
+        f"cross-validated accuracy on them is {expected:.0%}"
+        if expected is not None
+        else "too few to say how good it is (give two or more of each class)"
+    )
+    errors.print(
+        f"fitted to {len(shown)} labels of {len(classifier.classes)} classes; {guess}",
+        highlight=False,
+    )
+
+
+def _features(source: Path, client: int | None, files: list[Path]) -> "Tensor":
+    from rich.progress import Progress
+
+    from ssfl.commands.console import errors
+    from ssfl.federation.engine import pick_device
+    from ssfl.use import embed as through
+    from ssfl.use import load_encoder
+
+    encoder = load_encoder(source, client).to(pick_device("auto"))
+    with Progress(console=errors, transient=True) as progress:
+        task = progress.add_task("images", total=len(files))
+        return through(encoder, files, progress=lambda n: progress.advance(task, n))
+
+
+def _need_pyarrow() -> None:
+    from ssfl.errors import ConfigError
+
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "writing Parquet needs pyarrow: install it with `pip install pyarrow`, or write .npy"
+        ) from None
+
+
+def _write_parquet(out: Path, files: list[Path], features: "Tensor") -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    flat = pa.array(features.numpy().reshape(-1))
+    column = pa.FixedSizeListArray.from_arrays(flat, features.shape[1])
+    table = pa.table({"file": [str(file) for file in files], "features": column})
+    pq.write_table(table, out)
+
+
+def _write_csv(path: Path, rows: list[list[str]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)

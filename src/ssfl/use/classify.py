@@ -1,0 +1,98 @@
+"""A classifier from a handful of labels: logistic regression on frozen features.
+
+Features are centred and scaled by one number, so that the usual penalty (scikit-learn's C = 1)
+means the same for every encoder.
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ssfl.errors import DataError
+from ssfl.evaluation.logistic import fit_logistic
+
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A linear classifier on an encoder's features."""
+
+    classes: tuple[str, ...]
+    weight: Tensor
+    """(classes, d)."""
+    bias: Tensor
+    expected: float | None
+    """Accuracy on labels it was not fitted to, by cross-validation; None if there are too few."""
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """(N, classes), rows summing to one."""
+        return (features @ self.weight.T + self.bias).softmax(1)
+
+
+def fit_classifier(features: Tensor, labels: list[str]) -> Classifier:
+    """Fit to labelled features, and estimate how good it is from the same few labels."""
+    classes = tuple(sorted(set(labels)))
+    if len(classes) < 2:
+        raise DataError("a classifier needs labels of at least two classes")
+    targets = torch.tensor([classes.index(label) for label in labels])
+    weight, bias = _fit(features, targets, len(classes))
+    return Classifier(classes, weight, bias, _cross_validate(features, targets, len(classes)))
+
+
+def _fit(features: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    mean = features.mean(0)
+    scale = float((features - mean).square().mean().sqrt()) or 1.0
+    weight, bias, _ = fit_logistic((features - mean) / scale, targets, classes)
+    weight = weight / scale
+    return weight, bias - weight @ mean
+
+
+def _cross_validate(features: Tensor, targets: Tensor, classes: int) -> float | None:
+    """Every label is guessed once by a classifier that has not seen it; folds keep classes even."""
+    counts = torch.bincount(targets, minlength=classes)
+    folds = min(FOLDS, int(counts.min()))
+    if folds < 2:
+        return None
+    fold = torch.empty_like(targets)
+    for label in range(classes):
+        members = (targets == label).nonzero()[:, 0]
+        fold[members] = torch.arange(len(members)) % folds
+    right = 0
+    for held_out in range(folds):
+        seen, unseen = fold != held_out, fold == held_out
+        weight, bias = _fit(features[seen], targets[seen], classes)
+        guesses = (features[unseen] @ weight.T + bias).argmax(1)
+        right += int((guesses == targets[unseen]).sum())
+    return right / len(targets)
+
+
+def read_labels(path: Path) -> tuple[list[Path], list[str]]:
+    """Image files and their labels from a CSV of `file,label` (a header line is optional).
+
+    Files are looked for beside the CSV first, then from the working directory.
+    """
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    files, labels = [], []
+    with path.open(newline="", encoding="utf-8-sig") as lines:
+        for number, row in enumerate(csv.reader(lines), 1):
+            if not row or not any(cell.strip() for cell in row):
+                continue
+            if len(row) < 2:
+                raise DataError(f"{path}, line {number}: write it as file,label")
+            name, label = row[0].strip(), row[1].strip()
+            if number == 1 and label.lower() in ("label", "class"):
+                continue
+            beside = path.parent / name
+            found = beside if beside.is_file() else Path(name)
+            if not found.is_file():
+                raise DataError(f"{path}, line {number}: there is no image {name}")
+            files.append(found)
+            labels.append(label)
+    if not files:
+        raise DataError(f"{path} has no labels: write lines of file,label")
+    return files, labels

@@ -1,0 +1,206 @@
+"""Encoders that travel: out of a run into one file, and back as an ordinary `nn.Module`.
+
+A file holds tensors and a short JSON text that says which network they belong to. Nothing is
+unpickled: safetensors cannot, and torch files are read with `weights_only`.
+"""
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ssfl.algorithms import ALGORITHMS
+from ssfl.encoder import Encoder
+from ssfl.errors import CheckpointError, ConfigError
+from ssfl.files import read_tensors, write_tensors
+from ssfl.models.backbones import BackboneOptions, build_backbone
+from ssfl.run import Run
+
+Format = Literal["torch", "onnx", "safetensors"]
+SUFFIXES: dict[str, Format] = {
+    ".pt": "torch",
+    ".pth": "torch",
+    ".onnx": "onnx",
+    ".safetensors": "safetensors",
+}
+_KEY = "ssfl_encoder"
+_VERSION = 1
+
+
+def load_encoder(path: str | os.PathLike[str] | Run, client: int | None = None) -> Encoder:
+    """An encoder from a run directory (Θ's, or a client's) or from a file `export` wrote.
+
+    It takes N×C×H×W images, uint8 or floats in [0, 1], and gives N×features.
+    """
+    if isinstance(path, Run):
+        return _from_run(path, client)
+    path = Path(path)
+    if path.is_dir():
+        return _from_run(Run(path), client)
+    if not path.is_file():
+        raise CheckpointError(f"there is no run directory or encoder file at {path}")
+    if client is not None:
+        raise ConfigError(f"{path} holds one encoder: a client can be chosen from a run only")
+    if SUFFIXES.get(path.suffix) == "onnx":
+        raise CheckpointError(
+            f"{path} is an ONNX file: open it with onnxruntime, or export as safetensors to load it"
+        )
+    tensors, about = _read(path)
+    return _rebuild(tensors, about, path)
+
+
+def export_encoder(
+    run: Run | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    client: int | None = None,
+    format: Format | None = None,
+) -> Path:
+    """Write a run's encoder to one file; without `format` the file's suffix decides."""
+    run, out = run if isinstance(run, Run) else Run(Path(run)), Path(out)
+    chosen = format or SUFFIXES.get(out.suffix)
+    if chosen not in get_args(Format):
+        raise ConfigError(
+            f"{out}: say which format is meant by --format torch, onnx or safetensors, "
+            "or end the name in .pt, .onnx or .safetensors"
+        )
+    encoder = _from_run(run, client).cpu()
+    about = json.dumps(_about(run, encoder, client))
+    tensors = {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in encoder.state_dict().items()
+    }
+    if chosen == "safetensors":
+        write_tensors(out, tensors, {_KEY: about})
+    elif chosen == "torch":
+        _replace(out, lambda path: torch.save({_KEY: about, "tensors": tensors}, path))
+    else:
+        _replace(out, lambda path: _write_onnx(encoder, about, path))
+    return out
+
+
+def _from_run(run: Run, client: int | None) -> Encoder:
+    if client is None:
+        return run.global_encoder()
+    config = run.config
+    if not 0 <= client < run.facts["clients"]:
+        raise ConfigError(
+            f"there is no client {client}: this run's are 0 to {run.facts['clients'] - 1}"
+        )
+    algorithm = ALGORITHMS[config.algorithm.name]
+    if algorithm.encoder == "personal":
+        return run.personal_encoder(client)
+    if algorithm.encoder == "global" and config.local.batch_norm == "shared":
+        return run.global_encoder()  # every client is judged by Θ
+    # Adapted at inference, or partly the client's own: made from its images, as in evaluation.
+    from ssfl.evaluation.bench import Bench
+
+    return Bench(run).standalone(client)
+
+
+def _about(run: Run, encoder: Encoder, client: int | None) -> dict[str, Any]:
+    """All that is needed to build the network again, and where it is from."""
+    facts = run.facts
+    return {
+        "version": _VERSION,
+        "backbone": run.config.model.model_dump(mode="json"),
+        "channels": facts["channels"],
+        "image_size": facts["image_size"],
+        "mean": facts["mean"],
+        "std": facts["std"],
+        "features": encoder.features,
+        "name": run.config.name,
+        "client": client,
+        "rounds": run.checkpoint().rounds,
+    }
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    if SUFFIXES.get(path.suffix) == "torch":
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever torch cannot read is not a file of ours
+            raise CheckpointError(f"{path} is not an encoder exported by ssfl: {error}") from error
+        found = (content.get("tensors"), content.get(_KEY)) if isinstance(content, dict) else None
+    else:
+        tensors, facts = read_tensors(path)
+        found = (tensors, facts.get(_KEY))
+    if found is None or found[0] is None or found[1] is None:
+        raise CheckpointError(f"{path} is not an encoder exported by ssfl")
+    return found[0], json.loads(found[1])
+
+
+def _rebuild(tensors: dict[str, Tensor], about: dict[str, Any], path: Path) -> Encoder:
+    if about.get("version") != _VERSION:
+        raise CheckpointError(f"{path} was exported by another version of ssfl: export it again")
+    backbone = build_backbone(
+        BackboneOptions.model_validate(about["backbone"]),
+        channels=about["channels"],
+        image_size=about["image_size"],
+    )
+    encoder = Encoder(backbone, tuple(about["mean"]), tuple(about["std"]), about["image_size"])
+    try:
+        encoder.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit the network it names: {error}") from error
+    return encoder.eval().requires_grad_(False)
+
+
+def _write_onnx(encoder: Encoder, about: str, path: Path) -> None:
+    """Float images in [0, 1] in, features out, any number at a time; normalisation inside."""
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "ONNX export needs two more packages: install them with `pip install ssfl[onnx]`"
+        ) from error
+    channels, size = encoder.mean.shape[1], encoder.image_size
+    example = torch.rand(2, channels, size, size, generator=torch.Generator().manual_seed(0))
+    with _quiet("torch.onnx"):
+        program = torch.onnx.export(
+            encoder.eval(),
+            (example,),
+            dynamo=True,
+            input_names=["images"],
+            output_names=["features"],
+            dynamic_shapes={"images": {0: torch.export.Dim("n", min=1)}},
+            verbose=False,
+        )
+    assert program is not None
+    program.model.metadata_props[_KEY] = about
+    program.save(str(path), external_data=False)
+
+
+@contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    """The exporter warns of packages that this has no use for."""
+    log = logging.getLogger(logger)
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
+
+
+def _replace(out: Path, write: Any) -> None:
+    """Write beside the target, then rename: never half a file."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{out.stem}.{os.getpid()}{out.suffix}")
+    try:
+        write(temporary)
+        temporary.replace(out)
+    except OSError as error:
+        raise CheckpointError(f"could not write {out}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
