@@ -1,0 +1,232 @@
+"""Small charts as inline SVG: crisp at any size, coloured by the page's own light or dark palette.
+
+Every chart is drawn about as wide as a phone, so that its text stays readable there; the page puts
+several side by side where there is room. What carries data has the class `mark`, and says on hover
+what it is.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 360, 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 10, 26
+_MOST_POINTS = 240
+_COLOURS = 10
+
+Number = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named line: its points, its place in the palette, and whether it is only a reference."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: int
+    reference: bool = False
+
+
+def plain(value: float) -> str:
+    """A number with as many digits as its size deserves."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}".replace("-", "−")
+    text = f"{value:.3g}" if abs(value) < 1 else f"{value:.{2 if abs(value) < 10 else 1}f}"
+    if "." in text and "e" not in text:
+        text = text.rstrip("0").rstrip(".")
+    return text.replace("-", "−")
+
+
+def percent(value: float) -> str:
+    """A share as per cent."""
+    return f"{100 * value:.1f} %"
+
+
+def colour(index: int, of: int = _COLOURS) -> str:
+    """Attributes that set an element's colour: the palette's, or evenly spaced hues past ten."""
+    if of <= _COLOURS:
+        return f'class="c{index % _COLOURS}"'
+    return f'style="color:hsl({360 * index / of:.0f} 60% 52%)"'
+
+
+def line_chart(series: Sequence[Series], label: str, *, number: Number = plain) -> str:
+    """Lines against the round; references are dashed across the whole width."""
+    lines = [s for s in series if s.points and not s.reference]
+    levels = [s for s in series if s.points and s.reference]
+    xs = [x for s in lines for x, _ in s.points]
+    ys = [y for s in (*lines, *levels) for _, y in s.points]
+    x_ticks, y_ticks = _ticks(min(xs), max(xs), 5, whole=True), _ticks(min(ys), max(ys), 4)
+    low, high = min(*ys, y_ticks[0]), max(*ys, y_ticks[-1])
+    first, last = min(xs), max(xs)
+
+    def x(value: float) -> float:
+        return _LEFT + (value - first) / ((last - first) or 1) * (WIDTH - _LEFT - _RIGHT)
+
+    def y(value: float) -> float:
+        return HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1) * (HEIGHT - _TOP - _BOTTOM)
+
+    body = [_level(y(tick), number(tick).replace(".0 %", " %")) for tick in y_ticks]
+    body += [_text(x(tick), HEIGHT - 8, f"{tick:g}", "middle") for tick in x_ticks]
+    for one in levels:
+        height = y(one.points[0][1])
+        body.append(
+            f"<g {colour(one.colour)}>"
+            f'<path class="mark" d="M{_LEFT} {height:.1f}H{WIDTH - _RIGHT}" fill="none" '
+            f'stroke="currentColor" stroke-width="1.5" stroke-dasharray="2 4">'
+            f"{_hover(f'{one.name}: {number(one.points[0][1])}')}</path></g>"
+        )
+    for one in lines:
+        body.append(_line(one, x, y, number))
+    return _svg(body, WIDTH, HEIGHT, label)
+
+
+def _line(
+    one: Series, x: Callable[[float], float], y: Callable[[float], float], number: Number
+) -> str:
+    points = _thinned(one.points)
+    path = "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in points)
+    radius = 2.4 if len(points) <= 30 else 1.2
+    dots = "".join(
+        f'<circle class="mark" cx="{x(a):.1f}" cy="{y(b):.1f}" r="{radius}" fill="currentColor">'
+        f"{_hover(f'{one.name}, round {a:g}: {number(b)}')}</circle>"
+        for a, b in points
+    )
+    return (
+        f"<g {colour(one.colour)}>"
+        f'<path d="M{path}" fill="none" stroke="currentColor" stroke-width="1.8" '
+        f'stroke-linejoin="round" stroke-linecap="round"/>{dots}</g>'
+    )
+
+
+def scatter(
+    points: Sequence[tuple[float, float]], groups: Sequence[int], names: Sequence[str], label: str
+) -> str:
+    """Points without axes (their directions mean nothing), coloured by group."""
+    width, margin = 420, 8
+    xs, ys = [p[0] for p in points], [p[1] for p in points]
+    west, north = min(xs), min(ys)
+    across, down = max(xs) - west, max(ys) - north
+    scale = (width - 2 * margin) / (max(across, down) or 1)
+    left, height = (width - scale * across) / 2, 2 * margin + scale * down
+
+    def at_x(value: float) -> float:
+        return left + scale * (value - west)
+
+    def at_y(value: float) -> float:
+        return margin + scale * (value - north)
+
+    body = []
+    for group, name in enumerate(names):
+        dots = "".join(
+            f'<circle class="mark" cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3"/>'
+            for (x, y), own in zip(points, groups, strict=True)
+            if own == group
+        )
+        if dots:
+            body.append(
+                f'<g {colour(group, len(names))} fill="currentColor" fill-opacity=".72">'
+                f"{_hover(name)}{dots}</g>"
+            )
+    return _svg(body, width, height, label)
+
+
+def matrix(
+    values: Sequence[Sequence[int]], rows: Sequence[str], columns: Sequence[str], label: str
+) -> str:
+    """A grid of cells, darker for more: rows downwards, columns across."""
+    left = 8 + min(90, 6 * max((len(r) for r in rows), default=0)) if len(rows) <= 24 else 8
+    width = (WIDTH - left - 4) / len(columns)
+    height = min(max(width, 8.0), 18.0) if len(rows) <= 40 else 240 / len(rows)
+    top = 4.0
+    most = max((v for row in values for v in row), default=1) or 1
+    body = []
+    for i, row in enumerate(values):
+        if len(rows) <= 24:
+            name = rows[i] if len(rows[i]) <= 15 else rows[i][:14] + "…"
+            body.append(_text(left - 6, top + (i + 0.5) * height + 3.5, name, "end"))
+        for j, value in enumerate(row):
+            shade = f"{math.sqrt(value / most):.2f}" if value else "0"
+            body.append(
+                f'<rect class="mark cell" x="{left + j * width + 0.5:.1f}" '
+                f'y="{top + i * height + 0.5:.1f}" width="{max(width - 1, 0.6):.1f}" '
+                f'height="{max(height - 1, 0.6):.1f}" rx="1.5" style="--shade:{shade}">'
+                f"{_hover(f'client {columns[j]}, {rows[i]}: {value:,} images')}</rect>"
+            )
+    end = top + len(rows) * height
+    step = max(1, math.ceil(len(columns) / 12))
+    body += [
+        _text(left + (j + 0.5) * width, end + 14, columns[j], "middle")
+        for j in range(0, len(columns), step)
+    ]
+    return _svg(body, WIDTH, end + 20, label)
+
+
+def columns_chart(
+    values: Sequence[float], names: Sequence[str], label: str, *, number: Number = plain
+) -> str:
+    """Upright bars from zero."""
+    ticks = _ticks(0, max([*values, 1e-9]), 4)
+    high = max(ticks[-1], *values, 1e-9)
+    width = (WIDTH - _LEFT - _RIGHT) / len(values)
+
+    def y(value: float) -> float:
+        return HEIGHT - _BOTTOM - value / high * (HEIGHT - _TOP - _BOTTOM)
+
+    body = [_level(y(tick), number(tick)) for tick in ticks]
+    gap = 2 if width > 6 else 0.4
+    step = max(1, math.ceil(len(values) / 10))
+    for i, (value, name) in enumerate(zip(values, names, strict=True)):
+        left = _LEFT + i * width
+        body.append(
+            f'<g class="c0"><rect class="mark" x="{left + gap / 2:.1f}" y="{y(value):.1f}" '
+            f'width="{max(width - gap, 0.5):.1f}" height="{max(y(0) - y(value), 0.5):.1f}" '
+            f'rx="1.5" fill="currentColor">{_hover(f"{name}: {number(value)}")}</rect></g>'
+        )
+        if i % step == 0:
+            body.append(_text(left + width / 2, HEIGHT - 8, name, "middle"))
+    return _svg(body, WIDTH, HEIGHT, label)
+
+
+def _svg(body: Sequence[str], width: float, height: float, label: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">'
+        + "".join(body)
+        + "</svg>"
+    )
+
+
+def _level(height: float, text: str) -> str:
+    """A horizontal grid line with its number."""
+    return f'<path class="grid" d="M{_LEFT} {height:.1f}H{WIDTH - _RIGHT}"/>' + _text(
+        _LEFT - 6, height + 3.5, text, "end"
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _hover(text: str) -> str:
+    return f"<title>{escape(text)}</title>"
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most so many points, evenly spaced, the last one always among them."""
+    n = len(points)
+    if n <= _MOST_POINTS:
+        return list(points)
+    return [points[i * (n - 1) // (_MOST_POINTS - 1)] for i in range(_MOST_POINTS)]
+
+
+def _ticks(low: float, high: float, about: int, *, whole: bool = False) -> list[float]:
+    """Round numbers that cover most of [low, high], in steps of 1, 2 or 5 times a power of ten."""
+    if high - low < 1e-12:
+        return [low]
+    power = 10.0 ** math.floor(math.log10((high - low) / about))
+    steps = [m * power for m in (0.5, 1, 2, 5, 10)]
+    step = next(s for s in steps if (high - low) / s <= about + 1)
+    if whole:
+        step = max(1.0, step)
+    start, stop = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 12) for i in range(start, stop + 1)] or [low]

@@ -1,0 +1,212 @@
+"""The page about several runs: their curves together, their figures side by side, and the settings
+in which they differ; the same tables in Markdown and CSV."""
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ssfl.errors import ConfigError
+from ssfl.evaluation.scores import GROUPS, Score, title
+from ssfl.files import write_text
+from ssfl.report import parts
+from ssfl.report.charts import Number, Series, line_chart, percent, plain
+from ssfl.report.record import Record
+from ssfl.report.single import footer
+from ssfl.report.words import duration, named
+from ssfl.run import Run
+
+_HEALTH = {
+    "effective_rank": "Effective rank",
+    "std_ratio": "Feature spread",
+    "uniformity": "Uniformity",
+}
+
+
+def write_comparison(runs: Sequence[Run | str | Path], out: str | Path) -> list[Path]:
+    """Write comparison.html, comparison.md and comparison.csv into `out`."""
+    if len(runs) < 2:
+        raise ConfigError("a comparison needs at least two runs")
+    records = [Record(run if isinstance(run, Run) else Run(run)) for run in runs]
+    names, folder = _distinct(records), Path(out)
+    contents = {
+        "comparison.html": _page(records, names, folder),
+        "comparison.md": markdown(records, names),
+        "comparison.csv": _csv(records, names),
+    }
+    for name, content in contents.items():
+        write_text(folder / name, content)
+    return [folder / name for name in contents]
+
+
+def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
+    """Figures, then settings that differ, a column for each run."""
+    blocks = []
+    tables = [(heading, rows) for heading, rows in _figures(records) if rows]
+    tables.append(("Settings that differ", _differences(records)))
+    for heading, rows in tables:
+        if rows:
+            lines = [["", *names], ["---", *["---:"] * len(names)], *rows]
+            table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+            blocks.append(f"**{heading}**\n\n{table}\n")
+    return "\n".join(blocks)
+
+
+def _page(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
+    tables = [
+        f"<h3>{escape(heading)}</h3>" + parts.table(["", *names], rows)
+        for heading, rows in _figures(records)
+        if rows
+    ]
+    note = (
+        '<p class="lead">The figure, ± the half-width of its 95 % interval. Means over clients are '
+        "plain, as in the paper; figures are of each run's last round.</p>"
+    )
+    differences = _differences(records)
+    body = (
+        '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
+        f"<h1>{len(records)} runs compared</h1>{_runs(records, names, folder)}</header>"
+        + parts.section("curves", "How they went", _curves(records, names))
+        + parts.section("results", "Results", *tables, note if tables else "")
+        + parts.section(
+            "settings",
+            "Settings that differ",
+            parts.table(["", *names], differences) if differences else "",
+        )
+        + footer()
+    )
+    return parts.page(f"{len(records)} runs compared", body)
+
+
+def _runs(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
+    items = []
+    for i, (record, name) in enumerate(zip(records, names, strict=True)):
+        config, page = record.run.config, record.run.path / "report.html"
+        text = escape(name)
+        if page.exists():
+            text = f'<a href="{escape(os.path.relpath(page, folder))}">{text}</a>'
+        spent = sum(row.get("seconds") or 0 for row in record.rounds)
+        about = (
+            f"{named(config.algorithm.name)} with {named(config.ssl.method)} on "
+            f"{named(record.facts['data'])}, {record.facts['clients']:,} clients, "
+            f"{len(record.rounds):,} rounds in {duration(spent)}"
+        )
+        items.append(f'<li><i class="c{i % 10}"></i>{text}: {escape(about)}</li>')
+    return f'<ul class="legend runs">{"".join(items)}</ul>'
+
+
+def _curves(records: Sequence[Record], names: Sequence[str]) -> str:
+    wanted: list[tuple[str, str, str, Number]] = [
+        ("round", "loss", "Training loss", plain),
+        ("evaluation", "knn_mean", "kNN accuracy, mean over clients", percent),
+        ("evaluation", "knn_global", "kNN accuracy, shared encoder", percent),
+    ]
+    wanted += [("evaluation", key, text, plain) for key, text in _HEALTH.items()]
+    figures = []
+    for kind, key, text, number in wanted:
+        series = [
+            Series(name, record.curve(kind, key), i)
+            for i, (record, name) in enumerate(zip(records, names, strict=True))
+        ]
+        series = [one for one in series if one.points]
+        if series:
+            legend = [(one.name, one.colour) for one in series]
+            drawing = line_chart(series, text, number=number)
+            figures.append(parts.figure(key, text, drawing, legend=legend))
+    return parts.grid(*figures)
+
+
+def _figures(records: Sequence[Record]) -> list[tuple[str, list[list[str]]]]:
+    """Tables of figures: a heading, and rows of a title and a cell for each run."""
+    by_run = [{score.name: score for score in record.scores} for record in records]
+    order: dict[str, Score] = {}
+    for scores in by_run:
+        order |= {name: score for name, score in scores.items() if name not in order}
+    tables = []
+    for over, heading in GROUPS.items():
+        rows = [
+            [title(name), *(_cell(scores.get(name)) for scores in by_run)]
+            for name, score in order.items()
+            if score.over == over
+        ]
+        tables.append((heading, rows))
+    health = [
+        [text, *(_plain(record.last.get(key)) for record in records)]
+        for key, text in _HEALTH.items()
+    ]
+    tables.append(("Health, without labels", [row for row in health if any(row[1:])]))
+    return tables
+
+
+def _cell(score: Score | None) -> str:
+    if score is None:
+        return ""
+    return percent(score.value) + ("" if score.ci95 is None else f" ± {100 * score.ci95:.1f}")
+
+
+def _plain(value: float | None) -> str:
+    return "" if value is None else plain(value)
+
+
+def _differences(records: Sequence[Record]) -> list[list[str]]:
+    """Settings that are not the same in all runs."""
+    flat = [_flatten(record.run.config.model_dump(mode="json")) for record in records]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    rows = []
+    for key in keys:
+        values = [settings.get(key) for settings in flat]
+        if any(value != values[0] for value in values):
+            rows.append([key, *("" if value is None else str(value) for value in values)])
+    return rows
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _csv(records: Sequence[Record], names: Sequence[str]) -> str:
+    """A line for each run: what it was, every figure with its interval, health, seconds."""
+    lines = []
+    for record, name in zip(records, names, strict=True):
+        config = record.run.config
+        line: dict[str, Any] = {
+            "run": name,
+            "path": str(record.run.path),
+            "algorithm": config.algorithm.name,
+            "method": config.ssl.method,
+            "data": record.facts["data"],
+            "clients": record.facts["clients"],
+            "rounds": len(record.rounds),
+            "seed": config.seed,
+        }
+        for score in record.scores:
+            line |= {score.name: score.value, f"{score.name}_ci95": score.ci95}
+        line |= {key: record.last[key] for key in _HEALTH if record.last.get(key) is not None}
+        line["train_seconds"] = sum(row.get("seconds") or 0 for row in record.rounds)
+        lines.append(line)
+    columns = list(dict.fromkeys(key for line in lines for key in line))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _distinct(records: Sequence[Record]) -> list[str]:
+    """The run directories' names, with as much of the path as tells them apart."""
+    paths = [record.run.path.resolve() for record in records]
+    depth = 1
+    while True:
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names) or depth > max(len(path.parts) for path in paths):
+            return names
+        depth += 1

@@ -1,0 +1,127 @@
+"""The pieces a page is made of: sections, figures, tables, bars, tiles, thumbnails. HTML in, HTML
+out; all text from outside is escaped here."""
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from string import Template
+
+import numpy as np
+from torch import Tensor
+
+from ssfl.report.charts import colour
+
+
+def page(title: str, body: str) -> str:
+    """The whole document, style inside, nothing fetched from anywhere."""
+    folder = resources.files("ssfl") / "report"
+    template = Template((folder / "page.html").read_text(encoding="utf-8"))
+    style = (folder / "page.css").read_text(encoding="utf-8")
+    return template.substitute(title=escape(title), style=style, body=body)
+
+
+def section(id_: str, title: str, *content: str, intro: str = "") -> str:
+    """A part of the page under its own heading; nothing at all where there is no content."""
+    inside = "".join(part for part in content if part)
+    if not inside:
+        return ""
+    lead = f'<p class="lead">{escape(intro)}</p>' if intro else ""
+    return f'<section id="{id_}"><h2>{escape(title)}</h2>{lead}{inside}</section>'
+
+
+def figure(
+    name: str, title: str, drawing: str, *, legend: Sequence[tuple[str, int]] = (), note: str = ""
+) -> str:
+    """A drawing with its title above and its legend and note below."""
+    keys = "".join(
+        f"<li><i {colour(index, len(legend))}></i>{escape(text)}</li>" for text, index in legend
+    )
+    below = (f'<ul class="legend">{keys}</ul>' if keys else "") + (
+        f"<p>{escape(note)}</p>" if note else ""
+    )
+    foot = f'<div class="below">{below}</div>' if below else ""
+    return (
+        f'<figure data-figure="{escape(name)}"><figcaption>{escape(title)}</figcaption>'
+        f"{drawing}{foot}</figure>"
+    )
+
+
+def grid(*figures: str, wide: bool = False) -> str:
+    """Figures side by side where there is room."""
+    inside = "".join(figures)
+    return f'<div class="grid{" wide" if wide else ""}">{inside}</div>' if inside else ""
+
+
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, strong: int = -1
+) -> str:
+    """A table: the first `left` columns are words, the others numbers; one column may stand out."""
+
+    def cell(tag: str, column: int, text: str) -> str:
+        classes = ("" if column < left else "n") + (" strong" if column == strong else "")
+        mark = f' class="{classes.strip()}"' if classes.strip() else ""
+        return f"<{tag}{mark}>{escape(text)}</{tag}>"
+
+    head = "".join(cell("th", i, text) for i, text in enumerate(heads))
+    body = "".join(
+        "<tr>" + "".join(cell("td", i, text) for i, text in enumerate(row)) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def bars(
+    rows: Sequence[tuple[str, str, float, str]], *, most: float, mean: float | None = None
+) -> str:
+    """Lying bars: (name, aside, value, text) each, on a scale from 0 to `most`."""
+    line = "" if mean is None else f'<b class="mean" style="left:{100 * mean / most:.2f}%"></b>'
+    body = "".join(
+        f"<tr><th>{escape(name)}<small>{escape(aside)}</small></th>"
+        f'<td><div class="track"><i class="mark" style="width:{100 * value / most:.2f}%"></i>{line}'
+        f'</div></td><td class="n">{escape(text)}</td></tr>'
+        for name, aside, value, text in rows
+    )
+    return f'<table class="bars"><tbody>{body}</tbody></table>'
+
+
+def shares(parts: Sequence[tuple[str, float, str]]) -> str:
+    """One bar cut into (name, size, text) parts."""
+    total = sum(size for _, size, _ in parts) or 1
+    cut = "".join(
+        f'<i class="mark c{i % 10}" style="width:{100 * size / total:.2f}%" '
+        f'title="{escape(f"{name}: {text}")}"></i>'
+        for i, (name, size, text) in enumerate(parts)
+        if size > 0
+    )
+    return f'<div class="shares">{cut}</div>'
+
+
+def tiles(items: Sequence[tuple[str, str]]) -> str:
+    """A few figures that matter, each with what it is."""
+    inside = "".join(
+        f"<div><dd>{escape(value)}</dd><dt>{escape(what)}</dt></div>" for value, what in items
+    )
+    return f'<dl class="tiles">{inside}</dl>'
+
+
+def thumbnail(pixels: Tensor, alt: str, *, mark: str = "") -> str:
+    """An image as an <img> with its bytes inside."""
+    from PIL import Image
+
+    array = pixels.cpu().numpy().transpose(1, 2, 0).astype(np.uint8)
+    image = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array[:, :, :3])
+    if max(image.size) > 96:
+        image.thumbnail((96, 96))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    classes = f"mark {mark}".strip()
+    return (
+        f'<img class="{classes}" alt="{escape(alt)}" title="{escape(alt)}" '
+        f'src="data:image/png;base64,{data}">'
+    )

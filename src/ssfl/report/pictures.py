@@ -1,0 +1,94 @@
+"""The parts of the page that need the images: who holds what, and what the encoder makes of it."""
+
+from ssfl.evaluation.bench import GLOBAL, Bench
+from ssfl.report import parts
+from ssfl.report.charts import columns_chart, matrix, scatter
+from ssfl.report.samples import Samples, sample
+
+
+def partition(bench: Bench) -> str:
+    """How many images each client holds, and of which classes."""
+    data = bench.data
+    names = [str(client) for client in data.clients()]
+    sizes = data.sizes().tolist()
+    figures = [
+        parts.figure(
+            "sizes",
+            "Training images per client",
+            columns_chart(sizes, names, "Training images per client"),
+            note=f"{sum(sizes):,} images; from {min(sizes):,} to {max(sizes):,} per client.",
+        )
+    ]
+    counts = data.class_counts()
+    if counts is not None:
+        classes = data.dataset.classes or [str(c) for c in range(counts.shape[1])]
+        drawing = matrix(counts.T.tolist(), list(classes), names, "Classes held by each client")
+        figures.append(
+            parts.figure(
+                "classes",
+                "Classes held by each client",
+                drawing,
+                note="Across: clients. Stronger colour: more images; hover for the number.",
+            )
+        )
+    return parts.section("partition", "Who holds what", parts.grid(*figures, wide=True))
+
+
+def features(bench: Bench) -> str:
+    """A map of the features and a few nearest neighbours."""
+    found = sample(bench)
+    who = "the shared encoder" if found.whose == GLOBAL else f"client {found.whose}'s encoder"
+    figures = []
+    if found.labels is not None:
+        classes = bench.data.dataset.classes or [str(c) for c in range(max(found.labels) + 1)]
+        drawing = scatter(found.place, found.labels, classes, "Features by class")
+        figures.append(
+            parts.figure("tsne_label", "Coloured by class", drawing, legend=_legend(classes))
+        )
+    clients = [f"client {client}" for client in bench.data.clients()]
+    drawing = scatter(found.place, found.clients, clients, "Features by client")
+    figures.append(
+        parts.figure("tsne_client", "Coloured by client", drawing, legend=_legend(clients))
+    )
+    return parts.section(
+        "features",
+        "What the encoder sees",
+        parts.grid(*figures, wide=True),
+        _neighbours(found, bench),
+        intro=f"A t-SNE map of {len(found.place):,} training images as {who} sees them, "
+        "and the nearest training images of a few others.",
+    )
+
+
+def _legend(names: list[str] | tuple[str, ...]) -> list[tuple[str, int]]:
+    return [(name, i) for i, name in enumerate(names)] if len(names) <= 24 else []
+
+
+def _neighbours(found: Samples, bench: Bench) -> str:
+    classes = bench.data.dataset.classes
+
+    def named(label: int) -> str:
+        return classes[label] if classes else f"class {label}"
+
+    rows = []
+    for i, nearest in enumerate(found.neighbours):
+        own = found.query_labels[i] if found.query_labels is not None else None
+        about = "query" if own is None else f"query: {named(own)}"
+        images = [parts.thumbnail(found.queries[i], about, mark="query")]
+        for row in nearest:
+            label = found.labels[row] if found.labels is not None else None
+            about = f"held by client {found.clients[row]}"
+            if label is not None:
+                about = f"{named(label)}, {about}"
+            other = own is not None and label != own
+            images.append(parts.thumbnail(found.pixels[row], about, mark="other" if other else ""))
+        rows.append("<div>" + "".join(images) + "</div>")
+    note = "Left, framed: the query. Then its nearest neighbours, nearest first."
+    if found.query_labels is not None:
+        note += " A red frame marks another class."
+    return parts.figure(
+        "neighbours",
+        "Nearest neighbours",
+        f'<div class="neighbours">{"".join(rows)}</div>',
+        note=note,
+    )

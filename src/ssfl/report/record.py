@@ -1,0 +1,131 @@
+"""A run's record as a page needs it: curves, last figures, failures, seconds."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ssfl.algorithms import ALGORITHMS
+from ssfl.evaluation.scores import Evaluation, Score, load_evaluation, over_clients
+from ssfl.report.paper import PaperFigures, paper_figures
+from ssfl.run import Run
+from ssfl.tracking import Row
+
+ONLINE = {"knn_global": "global_knn", "knn_mean": "personal_knn"}
+"""Figures measured beside the training, by the names of the evaluation after it."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run directory says, read once."""
+
+    run: Run
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        return self.run.metrics
+
+    @cached_property
+    def rounds(self) -> list[Row]:
+        return [row for row in self.rows if row["kind"] == "round"]
+
+    @cached_property
+    def evaluations(self) -> list[Row]:
+        return [row for row in self.rows if row["kind"] == "evaluation"]
+
+    @cached_property
+    def baseline(self) -> Row:
+        return next((row for row in self.rows if row["kind"] == "baseline"), {})
+
+    @property
+    def last(self) -> Row:
+        """The last evaluation beside the training."""
+        return self.evaluations[-1] if self.evaluations else {}
+
+    @cached_property
+    def evaluation(self) -> Evaluation | None:
+        """What `ssfl evaluate` found, if it was run on this very checkpoint."""
+        found = load_evaluation(self.run.path / "evaluation.json")
+        return found if found and found.rounds == len(self.rounds) else None
+
+    @property
+    def paper(self) -> PaperFigures:
+        return paper_figures(self.run.config)
+
+    @property
+    def name(self) -> str:
+        return self.run.path.resolve().name or self.run.config.name
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        return self.run.facts
+
+    def curve(self, kind: str, figure: str) -> list[tuple[float, float]]:
+        """A figure against the number of rounds done."""
+        rows, shift = (self.rounds, 1) if kind == "round" else (self.evaluations, 0)
+        found = [(row["round"] + shift, row.get(figure)) for row in rows]
+        return [(x, float(y)) for x, y in found if y is not None]
+
+    @cached_property
+    def scores(self) -> list[Score]:
+        """The final figures: the evaluation's, and the indicators' where it did not run."""
+        scores = list(self.evaluation.scores) if self.evaluation else []
+        there = {score.name for score in scores}
+        clients = self.per_client("knn")
+        for online, name in ONLINE.items():
+            value = self.last.get(online)
+            if value is None or name in there:
+                continue
+            if name == "personal_knn" and clients:
+                found = over_clients(name, clients, [1] * len(clients))
+                weighted = self.last.get("knn_weighted")
+                scores.append(
+                    Score(name, value, "clients", found.n, found.ci95, weighted, found.std, clients)
+                )
+            else:
+                scores.append(Score(name, value, "images", self.facts["test_images"], None))
+        return scores
+
+    def per_client(self, figure: str) -> dict[int, float]:
+        """A figure of every client at the last evaluation beside the training."""
+        clients = self.last.get("clients") or {}
+        return {
+            int(client): float(values[figure])
+            for client, values in clients.items()
+            if values.get(figure) is not None
+        }
+
+    @cached_property
+    def failures(self) -> Counter[str]:
+        """Clients' work that did not count, by reason, over all rounds."""
+        total: Counter[str] = Counter()
+        for row in self.rounds:
+            total.update(row.get("failures") or {})
+            if row.get("late"):
+                total["late"] += row["late"]
+        return total
+
+    @cached_property
+    def seconds(self) -> list[tuple[str, float]]:
+        """Where the time went."""
+        final = self.run.final
+        training = sum(row.get("seconds") or 0.0 for row in self.rounds)
+        judging = sum(row.get("seconds") or 0.0 for row in (*self.evaluations, self.baseline))
+        rest = (final.get("train_seconds") or 0.0) - training - judging
+        name = "checkpoints and the rest" if judging else "evaluation, checkpoints and the rest"
+        parts = [("training", training), ("evaluation", judging), (name, max(0.0, rest))]
+        if self.evaluation:
+            parts.append(("protocols after training", self.evaluation.seconds.get("total", 0.0)))
+        return [(what, spent) for what, spent in parts if spent > 0]
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Training images passed through a client's model per second of training."""
+        seconds = sum(row.get("seconds") or 0.0 for row in self.rounds)
+        images = sum(row.get("images") or 0 for row in self.rounds)
+        return images * self.run.config.local.epochs / seconds if seconds else None
+
+    @property
+    def shares(self) -> bool:
+        """The clients train a Θ together."""
+        return bool(ALGORITHMS[self.run.config.algorithm.name].sends)

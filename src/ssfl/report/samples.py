@@ -1,0 +1,91 @@
+"""A few images through the encoder: a map of the features, and each one's nearest neighbours."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ssfl.evaluation.bench import GLOBAL, Bench
+from ssfl.seeding import derive, numpy_generator
+
+POINTS = 1000
+QUERIES, NEIGHBOURS = 8, 7
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Some training images with their place on the map, and a few queries' neighbours."""
+
+    place: list[tuple[float, float]]
+    clients: list[int]
+    labels: list[int] | None
+    pixels: Tensor
+    queries: Tensor
+    query_labels: list[int] | None
+    neighbours: list[list[int]]
+    """Rows of `pixels`, nearest first, for each query."""
+    whose: int
+    """The client whose encoder it was, or GLOBAL."""
+
+
+def sample(bench: Bench) -> Samples:
+    """Spread over clients in proportion to their size; the same ones every time."""
+    data = bench.data
+    train, test = data.dataset.train, data.dataset.test
+    whose = GLOBAL if bench.shares else int(data.sizes().argmax())
+    rows, clients = _chosen(bench)
+    pixels = train.pixels[rows]
+    features = F.normalize(bench.features_of(whose, pixels).cpu(), dim=1)
+    if test is not None:
+        picked = torch.arange(QUERIES) * len(test) // QUERIES
+        dice = numpy_generator(bench.config.seed, "report-queries")
+        picked = torch.from_numpy(dice.permutation(len(test))[:QUERIES])
+        queries, labels = test.pixels[picked], test.labels
+        seen = F.normalize(bench.features_of(whose, queries).cpu(), dim=1)
+        similar = seen @ features.T
+    else:
+        picked = torch.arange(QUERIES) * len(rows) // QUERIES
+        queries, labels = pixels[picked], None if train.labels is None else train.labels[rows]
+        similar = features[picked] @ features.T
+        similar[torch.arange(len(picked)), picked] = -2  # an image is not its own neighbour
+    nearest = similar.topk(min(NEIGHBOURS, len(rows) - 1), dim=1).indices
+    return Samples(
+        _map(features, derive(bench.config.seed, "tsne") % 2**31),
+        clients,
+        None if train.labels is None else train.labels[rows].tolist(),
+        pixels,
+        queries,
+        None if labels is None or train.labels is None else labels[picked].tolist(),
+        nearest.tolist(),
+        whose,
+    )
+
+
+def _chosen(bench: Bench) -> tuple[Tensor, list[int]]:
+    """Rows of training images and the client that holds each."""
+    data = bench.data
+    total = int(data.sizes().sum())
+    rows, clients = [], []
+    for client in data.clients():
+        own = data.train_indices(client)
+        count = min(len(own), round(POINTS * len(own) / total) if total > POINTS else len(own))
+        if count:
+            rows.append(own[torch.arange(count) * len(own) // count])
+            clients += [client] * count
+    return torch.cat(rows), clients
+
+
+def _map(features: Tensor, seed: int) -> list[tuple[float, float]]:
+    """t-SNE in the plane, after PCA to 30 dimensions."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    n, d = features.shape
+    if n < 8:
+        return [(float(i), 0.0) for i in range(n)]
+    reduced = PCA(min(30, n - 1, d), random_state=seed).fit_transform(features.numpy())
+    flat = TSNE(
+        init="pca", perplexity=min(30.0, (n - 1) / 4), max_iter=500, random_state=seed
+    ).fit_transform(reduced)
+    return [(float(x), float(y)) for x, y in flat]

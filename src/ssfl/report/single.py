@@ -1,0 +1,329 @@
+"""The page about one run: what it was, how it went, what came of it, and what it was made from."""
+
+import logging
+import time
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ssfl.config import to_toml
+from ssfl.data.federated import FederatedData
+from ssfl.errors import SSFLError
+from ssfl.evaluation.bench import Bench
+from ssfl.evaluation.scores import GROUPS, Score
+from ssfl.files import write_text
+from ssfl.report import parts, pictures
+from ssfl.report.charts import (
+    Series,
+    columns_chart,
+    line_chart,
+    percent,
+    plain,
+)
+from ssfl.report.record import Record
+from ssfl.report.words import duration, summary
+from ssfl.run import Run
+
+log = logging.getLogger(__name__)
+
+_MANY = 40  # clients: beyond this, a distribution in place of a bar each
+
+
+def write_report(run: Run | str | Path, data: FederatedData | None = None) -> Path:
+    """Write RUN/report.html and return its path."""
+    run = run if isinstance(run, Run) else Run(run)
+    path = run.path / "report.html"
+    write_text(path, render(run, data))
+    return path
+
+
+def render(run: Run, data: FederatedData | None = None) -> str:
+    """The page as HTML. Where the images are not at hand, what needs them is left out."""
+    record = Record(run)
+    bench, missing = None, ""
+    try:
+        bench = Bench(run, data)
+    except SSFLError as error:
+        missing = f"Figures that need the images or a checkpoint are missing: {error}."
+        log.warning("report: %s", missing)
+    sections = [
+        _curves(record),
+        _results(record),
+        _clients(record, bench),
+        pictures.partition(bench) if bench else "",
+        pictures.features(bench) if bench else "",
+        _timing(record),
+        _troubles(record),
+        _configuration(record),
+    ]
+    body = _header(record, sections, missing) + "".join(sections) + footer()
+    return parts.page(record.name, body)
+
+
+def _header(record: Record, sections: list[str], missing: str) -> str:
+    links = [
+        (part.split('id="', 1)[1].split('"', 1)[0], part.split("<h2>", 1)[1].split("</h2>", 1)[0])
+        for part in sections
+        if part
+    ]
+    nav = "".join(f'<a href="#{id_}">{title}</a>' for id_, title in links)
+    notes = [*record.facts.get("notes", ()), record.last.get("warning"), missing]
+    warnings = "".join(f'<p class="warning">{escape(note)}</p>' for note in notes if note)
+    return (
+        '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
+        f"<h1>{escape(record.name)}</h1>"
+        f'<p class="summary">{escape(summary(record))}</p>{warnings}{_tiles(record)}'
+        f"<nav>{nav}</nav></header>"
+    )
+
+
+def _tiles(record: Record) -> str:
+    items: list[tuple[str, str]] = []
+    by_name = {score.name: score for score in record.scores}
+    wanted = (
+        ("personal_linear", "linear accuracy, each client's encoder on its own test images"),
+        ("global_federated_linear", "federated linear accuracy of the shared encoder"),
+        ("personal_knn", "kNN accuracy, mean over clients"),
+        ("global_knn", "kNN accuracy of the shared encoder"),
+    )
+    items += [(percent(by_name[n].value), what) for n, what in wanted if n in by_name][:3]
+    rank = record.last.get("effective_rank")
+    if rank is not None and len(items) < 3:
+        items.append((plain(rank), "dimensions in use (effective rank)"))
+    if not by_name and record.last.get("std_ratio") is not None:
+        items.append((plain(record.last["std_ratio"]), "feature spread, 1 being even"))
+    items.append((f"{record.facts['clients']:,}", "clients"))
+    items.append((f"{len(record.rounds):,}", "rounds"))
+    rate = record.images_per_second
+    if rate:
+        items.append((f"{rate:,.0f}", "images trained on per second"))
+    return parts.tiles(items)
+
+
+def _curves(record: Record) -> str:
+    figures = [_training(record), _accuracy(record), _movement(record)]
+    health = (
+        ("effective_rank", "Effective rank", "Dimensions the features use; higher is richer."),
+        ("std_ratio", "Feature spread", "1: directions fill the sphere; 0: collapse."),
+        ("uniformity", "Uniformity", "Lower is more even; 0 when all features are one."),
+    )
+    for name, title, note in health:
+        points = record.curve("evaluation", name)
+        if points:
+            drawing = line_chart([Series(title, points, 2)], title)
+            figures.append(parts.figure(name, title, drawing, note=note))
+    return parts.section("curves", "How it went", parts.grid(*figures))
+
+
+def _training(record: Record) -> str:
+    names = [n for n in ("loss", "personal_loss", "global_loss") if record.curve("round", n)]
+    others = {
+        name
+        for row in record.rounds
+        for name in row
+        if "loss" in name and name not in names and record.curve("round", name)
+    }
+    series = [
+        Series(name.replace("_", " "), record.curve("round", name), i)
+        for i, name in enumerate((*names, *sorted(others)))
+    ]
+    if not series:
+        return ""
+    legend = [(s.name, s.colour) for s in series] if len(series) > 1 else []
+    note = "Mean over clients, weighted by their images."
+    return parts.figure(
+        "loss", "Training loss", line_chart(series, "Training loss"), legend=legend, note=note
+    )
+
+
+def _movement(record: Record) -> str:
+    points = [(x, y) for x, y in record.curve("round", "update_norm") if y > 0]
+    if not points:
+        return ""
+    drawing = line_chart([Series("distance", points, 4)], "How far Θ moved")
+    note = "Length of each round's mean update."
+    return parts.figure("movement", "How far Θ moved", drawing, note=note)
+
+
+def _accuracy(record: Record) -> str:
+    base = record.baseline
+    series = [
+        Series("mean over clients", record.curve("evaluation", "knn_mean"), 0),
+        Series("shared encoder", record.curve("evaluation", "knn_global"), 1),
+    ]
+    series = [s for s in series if s.points]
+    if not series:
+        return ""
+    for key, name, colour in (
+        ("untrained_knn_mean", "untrained, mean over clients", 7),
+        ("pixels_knn_mean", "raw pixels, mean over clients", 5),
+    ):
+        if base.get(key) is not None:
+            series.append(Series(name, [(0, base[key])], colour, reference=True))
+    drawing = line_chart(series, "kNN accuracy", number=percent)
+    return parts.figure("knn", "kNN accuracy", drawing, legend=[(s.name, s.colour) for s in series])
+
+
+def _results(record: Record) -> str:
+    scores, paper = record.scores, record.paper.figures()
+    if not scores:
+        return _health_table(record)
+    tables = []
+    for over, heading in GROUPS.items():
+        group = [score for score in scores if score.over == over]
+        beside = any(score.name in paper for score in group)
+        heads = ["", "this run", "± 95 %", *(["weighted", "std"] if over == "clients" else [])]
+        rows = [_result(score, paper, beside) for score in group]
+        if rows:
+            heads = [*heads, "paper"] if beside else heads
+            tables.append(f"<h3>{heading}</h3>" + parts.table(heads, rows, strong=1))
+    note = (
+        "Means over clients are plain, as in the paper; “weighted” counts clients by their test "
+        "images; “std” is over clients, in points. Figures are of the last round, never the best."
+    )
+    if paper and record.paper.table:
+        note += f" Paper: {record.paper.table}."
+    if record.evaluation is None:
+        note += " Run `ssfl evaluate` on this run for linear and semi-supervised figures."
+    lead = f'<p class="lead">{escape(note)}</p>'
+    return parts.section("results", "Results", *tables, lead)
+
+
+def _result(score: Score, paper: dict[str, float], beside: bool) -> list[str]:
+    row = [
+        score.title,
+        percent(score.value),
+        "" if score.ci95 is None else f"{100 * score.ci95:.1f}",
+    ]
+    if score.over == "clients":
+        row.append("" if score.weighted_mean is None else percent(score.weighted_mean))
+        row.append("" if score.std is None else f"{100 * score.std:.1f}")
+    if beside:
+        row.append(percent(paper[score.name]) if score.name in paper else "")
+    return row
+
+
+def _health_table(record: Record) -> str:
+    names = {
+        "effective_rank": "Effective rank: dimensions in use",
+        "std_ratio": "Feature spread: 1 is even, 0 is collapse",
+        "uniformity": "Uniformity: lower is more even",
+    }
+    first, last = (record.evaluations[0] if record.evaluations else {}), record.last
+    rows = [
+        [title, plain(first[name]), plain(last[name])]
+        for name, title in names.items()
+        if first.get(name) is not None and last.get(name) is not None
+    ]
+    if not rows:
+        return ""
+    return parts.section(
+        "results",
+        "Results",
+        parts.table(["", "first", "last"], rows, strong=2),
+        intro="There are no labels to measure accuracy with. Of two healthy runs, the one with the "
+        "higher effective rank is usually the better one.",
+    )
+
+
+def _clients(record: Record, bench: Bench | None) -> str:
+    figures = []
+    sizes = bench.data.sizes().tolist() if bench else []
+    for name, title in (
+        ("personal_linear", "Linear accuracy by client"),
+        ("personal_knn", "kNN accuracy by client"),
+    ):
+        score = next((s for s in record.scores if s.name == name and s.clients), None)
+        if score is not None:
+            figures.append(_client_figure(name, title, score.clients, sizes, share=True))
+    ranks = record.per_client("effective_rank")
+    if ranks and len(figures) < 2:
+        title = "Effective rank by client"
+        figures.append(_client_figure("client_rank", title, ranks, sizes, share=False))
+    return parts.section("clients", "Client by client", parts.grid(*figures, wide=True))
+
+
+def _client_figure(
+    name: str, title: str, values: dict[int, float], sizes: list[int], *, share: bool
+) -> str:
+    number = percent if share else plain
+    mean = sum(values.values()) / len(values)
+    note = f"Mean {number(mean)}"
+    if len(values) > _MANY:
+        ordered = sorted(values.items(), key=lambda item: item[1])
+        drawing = columns_chart(
+            [v for _, v in ordered], [str(c) for c, _ in ordered], title, number=number
+        )
+        note += "; clients from the lowest to the highest."
+    else:
+        rows = [
+            (
+                f"{client}",
+                f"{sizes[client]:,} images" if client < len(sizes) else "",
+                value,
+                number(value),
+            )
+            for client, value in values.items()
+        ]
+        most = 1.0 if share else max(values.values()) or 1.0
+        drawing = parts.bars(rows, most=most, mean=mean)
+        note += ", the upright line."
+    return parts.figure(name, title, drawing, note=note)
+
+
+def _timing(record: Record) -> str:
+    spent = record.seconds
+    if not spent:
+        return ""
+    total = sum(seconds for _, seconds in spent)
+    split = [(name, seconds, duration(seconds)) for name, seconds in spent]
+    legend = [(f"{name}: {text}", i) for i, (name, _, text) in enumerate(split)]
+    figures = [
+        parts.figure("timing", f"Where {duration(total)} went", parts.shares(split), legend=legend)
+    ]
+    rounds = record.curve("round", "seconds")
+    if len(rounds) > 1:
+        drawing = line_chart([Series("seconds", rounds, 0)], "Seconds per round")
+        figures.append(parts.figure("seconds", "Seconds per round", drawing))
+    return parts.section("timing", "Time", parts.grid(*figures, wide=True))
+
+
+def _troubles(record: Record) -> str:
+    asked = sum(row.get("asked") or 0 for row in record.rounds)
+    counted = sum(row.get("accepted") or 0 for row in record.rounds)
+    resumed = sum(1 for row in record.rows if row["kind"] == "resume")
+    failures = record.failures
+    words = {
+        "error": "failed with an error",
+        "lost": "were lost",
+        "deadline": "missed the deadline",
+        "refused": "were refused",
+        "late": "came in a later round",
+    }
+    sentence = f"Of {asked:,} replies asked for, {counted:,} counted"
+    if failures:
+        listed = ", ".join(f"{n:,} {words.get(reason, reason)}" for reason, n in failures.items())
+        sentence += f"; {listed}."
+    else:
+        sentence += "; none failed, none was refused."
+    if resumed:
+        times = "once" if resumed == 1 else f"{resumed} times"
+        sentence += f" The run was stopped and resumed {times}."
+    return parts.section("replies", "Replies and failures", f"<p>{escape(sentence)}</p>")
+
+
+def _configuration(record: Record) -> str:
+    text = escape(to_toml(record.run.config))
+    return parts.section(
+        "config",
+        "Configuration",
+        f"<details><summary>config.toml, as resolved</summary><pre>{text}</pre></details>",
+    )
+
+
+def footer() -> str:
+    try:
+        number = version("ssfl")
+    except PackageNotFoundError:
+        number = ""
+    return f"<footer>Made by ssfl {number}, {time.strftime('%-d %B %Y')}.</footer>"

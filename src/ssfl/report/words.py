@@ -1,0 +1,107 @@
+"""What was run, in a paragraph a colleague can read."""
+
+from ssfl.algorithms import ALGORITHMS
+from ssfl.report.charts import percent, plain
+from ssfl.report.record import Record
+
+_NAMES = {
+    "global-ssfl": "Global-SSFL",
+    "la-ssfl": "LA-SSFL",
+    "maml-ssfl": "MAML-SSFL",
+    "bilevel-ssfl": "BiLevel-SSFL",
+    "per-ssfl": "Per-SSFL",
+    "fedu": "FedU",
+    "fedema": "FedEMA",
+    "simsiam": "SimSiam",
+    "simclr": "SimCLR",
+    "byol": "BYOL",
+    "swav": "SwAV",
+    "moco": "MoCo",
+    "barlow-twins": "Barlow Twins",
+    "vicreg": "VICReg",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "gld23k": "GLD-23K",
+    "resnet18": "ResNet-18",
+    "resnet34": "ResNet-34",
+    "resnet50": "ResNet-50",
+}
+
+
+def named(key: str) -> str:
+    """A choice's name as it is written in prose."""
+    return _NAMES.get(key, key)
+
+
+def duration(seconds: float) -> str:
+    """A time span in the units a person would use."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def summary(record: Record) -> str:
+    """One paragraph: who trained what on which images, for how long, and what came of it."""
+    return " ".join((_setting(record), _effort(record), _outcome(record))).strip()
+
+
+def _setting(record: Record) -> str:
+    config, facts = record.run.config, record.facts
+    clients = facts["clients"]
+    what = "one shared encoder" if record.shares else "an encoder each, alone,"
+    if record.shares and config.algorithm.name != "global-ssfl":
+        what = "a shared encoder and one of their own each"
+    size = facts["image_size"]
+    learned = "with labels" if config.ssl.method == "supervised" else "without using any label"
+    return (
+        f"{clients:,} clients trained {what} with {named(config.algorithm.name)} and "
+        f"{named(config.ssl.method)} on {facts['train_images']:,} {named(facts['data'])} images of "
+        f"{size} × {size} pixels, {learned}{_split(record)}."
+    )
+
+
+def _split(record: Record) -> str:
+    options = record.run.config.partition
+    if options.kind == "dirichlet":
+        return f"; the images are dealt to clients by class, Dirichlet with α = {options.alpha:g}"
+    if options.kind == "iid":
+        return "; the images are dealt to clients evenly, at random"
+    if options.kind == "natural":
+        return "; every client holds its own images, as they were found"
+    return f"; the images are dealt to clients by the rule “{options.kind}”"
+
+
+def _effort(record: Record) -> str:
+    config, done = record.run.config, len(record.rounds)
+    asked = config.server.clients_per_round
+    each = f", {asked} clients in each," if asked and asked < record.facts["clients"] else ""
+    epochs = config.local.epochs
+    passes = "one local epoch" if epochs == 1 else f"{epochs} local epochs"
+    whole = f"{done:,}" if done == config.server.rounds else f"{done:,} of {config.server.rounds:,}"
+    spent = sum(row.get("seconds") or 0 for row in record.rounds)
+    return (
+        f"It ran for {whole} rounds{each} of {passes}, {duration(spent)} in all, on a "
+        f"{named(config.model.backbone)} network, seed {config.seed}."
+    )
+
+
+def _outcome(record: Record) -> str:
+    own = ALGORITHMS[record.run.config.algorithm.name].encoder != "global"
+    mean = "each client's own encoder" if own else "it on each client's own images"
+    for key, what in (("knn_mean", mean), ("knn_global", "it on all test images")):
+        after, before = record.last.get(key), record.baseline.get(f"untrained_{key}")
+        if after is None:
+            continue
+        start = f", from {percent(before)} before training" if before is not None else ""
+        return f"In the end kNN accuracy is {percent(after)} with {what}{start}."
+    rank = record.last.get("effective_rank")
+    if rank is None:
+        return ""
+    spread = record.last.get("std_ratio")
+    even = f" and their spread is {plain(spread)} of the ideal" if spread is not None else ""
+    return f"There are no labels to test with; the features use {plain(rank)} dimensions{even}."
