@@ -102,7 +102,7 @@ def parse(raw: Mapping[str, Any]) -> Config:
         if not isinstance(given, Mapping):
             raise ConfigError(f"{section} is a table of options, not {given!r}")
         chosen = given.get(key, getattr(Config.model_fields[section].default, key))
-        options = registry[chosen].Options
+        options = registry[str(chosen)].Options
         sections[section] = _validated(options, dict(given), prefix=f"{section}.")
     config: Config = _validated(Config, sections)
     return config
@@ -141,9 +141,12 @@ def _section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel
 
 
 def load_config(source: str | Path, settings: Iterable[str] = ()) -> Config:
-    """A recipe by name, or a TOML file by path, with `section.key=value` settings on top."""
+    """A recipe by name, or a TOML file by path, with `section.key=value` settings on top.
+
+    `extends = "NAME"` in a file starts from another recipe or file.
+    """
     raw = _read(source)
-    for setting in settings:
+    for setting in sorted(settings, key=lambda setting: not _chooses(setting)):
         _apply(raw, setting)
     return parse(raw)
 
@@ -152,7 +155,7 @@ def recipes() -> dict[str, str]:
     """Names of the recipes in the package, each with its first comment line."""
     folder = resources.files("ssfl") / "recipes"
     texts = {
-        entry.name.removesuffix(".toml"): entry.read_text()
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
         for entry in folder.iterdir()
         if entry.name.endswith(".toml")
     }
@@ -165,9 +168,12 @@ def _read(source: str | Path) -> dict[str, Any]:
     if path.suffix == ".toml":
         if not path.is_file():
             raise ConfigError(f"there is no file {path}")
-        text = path.read_text()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
     elif packaged.is_file():
-        text = packaged.read_text()
+        text = packaged.read_text(encoding="utf-8")
     else:
         raise ConfigError(
             f"there is no recipe '{source}' (known: {', '.join(recipes())}); "
@@ -179,7 +185,27 @@ def _read(source: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
     if path.suffix != ".toml":
         raw.setdefault("name", str(source))
-    return raw
+    base = raw.pop("extends", None)
+    return raw if base is None else _merged(_read(base), raw)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` on top; another choice in a section replaces the section."""
+    merged = dict(base)
+    for section, values in changes.items():
+        if not isinstance(values, dict) or not isinstance(base.get(section), dict):
+            merged[section] = values
+            continue
+        key = CHOICES[section][0] if section in CHOICES else None
+        rechosen = key in values and values[key] != base[section].get(key)
+        merged[section] = values if rechosen else base[section] | values
+    return merged
+
+
+def _chooses(setting: str) -> bool:
+    """Settings that choose what a section is come first, for they decide what else fits in it."""
+    section, _, key = setting.partition("=")[0].strip().partition(".")
+    return section in CHOICES and key == CHOICES[section][0]
 
 
 def _apply(raw: dict[str, Any], setting: str) -> None:
@@ -194,9 +220,10 @@ def _apply(raw: dict[str, Any], setting: str) -> None:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ConfigError(f"--set {setting}: {part} is not a section")
-    chooser = CHOICES.get(path[0], (None, None))[0] if len(path) == 2 else None
-    if path[-1] == chooser and table.get(chooser) != value:
-        table.clear()
+    if _chooses(setting):
+        default = getattr(Config.model_fields[path[0]].default, path[1])
+        if table.get(path[1], default) != value:
+            table.clear()
     table[path[-1]] = value
 
 
@@ -243,4 +270,6 @@ def _literal(value: Any) -> str:
         return "[" + ", ".join(_literal(item) for item in value) + "]"
     if isinstance(value, Path):
         value = str(value)
-    return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
+    if isinstance(value, (str, bool)):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
