@@ -7,8 +7,9 @@ client's id, and the round goes on.
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from ssfl.federation.messages import Failure, Reason, Reply, Task
+from ssfl.federation.messages import Failure, Reason, Reply, Task, failed
 
 
 class Admission:
@@ -30,19 +31,27 @@ class Admission:
         objection = self._objection(reply, task)
         if objection is None:
             return reply
-        return replace(reply, delta=None, control=None, failure=Failure(Reason.REFUSED, objection))
+        failure = Failure(Reason.REFUSED, objection)
+        if reply.kind is task.kind and reply.round < task.round:  # late, and refused as such
+            return replace(reply, delta=None, control=None, failure=failure)
+        return failed(reply.client, task, failure.reason, failure.detail)
+
+    def open_round(self) -> None:
+        """Forget what was admitted to a round that was broken off."""
+        self._norms = []
 
     def close_round(self) -> None:
         """Take this round's median as the next yardstick."""
         if self._norms:
             self.yardstick = float(torch.tensor(self._norms).median())
-        self._norms = []
 
     def _objection(self, reply: Reply, task: Task) -> str | None:
         if reply.kind is not task.kind or reply.round > task.round:
             return f"a {reply.kind} reply for round {reply.round} to a {task.kind} task"
         if reply.samples <= 0:
             return f"it claims {reply.samples} samples"
+        if not _fits(reply.control, task.control):
+            return "its control variate does not fit the server's, or is not finite"
         if reply.delta is None:
             return None
         if reply.layout != task.layout or reply.delta.shape != task.theta.shape:
@@ -55,3 +64,10 @@ class Admission:
             return f"its update's norm is {norm:.3g}, over the limit of {limit:.3g}"
         self._norms.append(norm)
         return None
+
+
+def _fits(change: Tensor | None, control: Tensor | None) -> bool:
+    """A client sends the change of its control variate where it was sent the server's."""
+    if change is None or control is None:
+        return change is control
+    return change.shape == control.shape and bool(change.isfinite().all())

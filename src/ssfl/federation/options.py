@@ -67,7 +67,7 @@ class ServerOptions(Section):
     deadline: float = Field(0.0, ge=0)
     """Seconds to wait for the replies of a round (0: as long as it takes)."""
     oversample: float = Field(0.0, ge=0)
-    """Ask this share more clients than needed and take the first to reply."""
+    """Ask this share more clients than needed, to stand in for those that fail or are too slow."""
     late: Literal["drop", "discount"] = "drop"
     """What a reply after the deadline is worth: nothing, or its update at a discount."""
     staleness: float = Field(0.5, ge=0)

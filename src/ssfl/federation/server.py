@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ssfl.comm.base import Communicator
-from ssfl.errors import FederationError
+from ssfl.errors import CheckpointError, FederationError
 from ssfl.federation.admission import Admission
 from ssfl.federation.aggregate import Aggregator, Update, build_aggregator, in_order
 from ssfl.federation.drift import move_control
@@ -25,6 +25,7 @@ from ssfl.federation.options import LocalOptions, ServerOptions
 from ssfl.federation.samplers import build_sampler
 from ssfl.federation.server_optimizers import build_server_optimizer
 from ssfl.models.flat import Layout
+from ssfl.seeding import numpy_generator
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +80,19 @@ class Server:
 
     def play_round(self, on_reply: Callable[[Reply], None] = lambda reply: None) -> RoundReport:
         """One communication round: Θ^(t) to Θ^(t+1)."""
+        return self.advance(*self.gather(on_reply))
+
+    def gather(
+        self, on_reply: Callable[[Reply], None] = lambda reply: None
+    ) -> tuple[RoundReport, Aggregator]:
+        """A round's updates, folded. Broken off, it leaves Θ and all that moves it as it was."""
         started = time.perf_counter()
         options, task = self._options, self._task()
         clients, sizes = self._communicator.clients(), self._communicator.sizes()
         wanted = min(options.clients_per_round or len(clients), len(clients))
         asking = min(len(clients), math.ceil(wanted * (1 + options.oversample)))
-        asked = self._sampler.draw(task.round, asking, clients, sizes, self._seed)
+        drawn = self._sampler.draw(task.round, asking, clients, sizes, self._seed)
+        asked = self._spares_last(drawn, asking - wanted)
         size_of = dict(zip(clients, sizes, strict=True))
         aggregator = build_aggregator(
             options,
@@ -94,16 +102,30 @@ class Server:
             momentum=self._local.momentum,
         )
         report = RoundReport(task.round, task.rate, len(asked))
+        self._admission.open_round()
         self._collect(task, asked, wanted, aggregator, report, on_reply)
-        if aggregator.count:
-            mean = aggregator.finish()
+        report.seconds = time.perf_counter() - started
+        return report, aggregator
+
+    def advance(self, report: RoundReport, gathered: Aggregator) -> RoundReport:
+        """Move Θ by what was gathered. Not to be interrupted: all of it counts, or none."""
+        started = time.perf_counter()
+        if gathered.count:
+            mean = gathered.finish()
             report.update_norm = float(torch.linalg.vector_norm(mean.delta))
             self.theta = self._optimizer.step(self.theta, mean)
-            self._control = move_control(self._control, mean, len(clients))
+            self._control = move_control(self._control, mean, len(self._communicator.clients()))
         self._admission.close_round()
         self.rounds_done += 1
-        report.seconds = time.perf_counter() - started
+        report.seconds += time.perf_counter() - started
         return report
+
+    def _spares_last(self, drawn: list[int], spares: int) -> list[int]:
+        """Put those who only stand in for others at the end. Chance decides who they are: by size,
+        the smallest clients would never be heard."""
+        shuffled = numpy_generator(self._seed, "spares", self.rounds_done).permutation(drawn)
+        standing_in = {int(client) for client in shuffled[:spares]}
+        return sorted(drawn, key=standing_in.__contains__)  # stable: the largest first within
 
     def _collect(
         self,
@@ -132,7 +154,7 @@ class Server:
             for reply in in_order(self._replies(task, waiting, late, on_reply), waiting):
                 if reply.failure is not None:
                     failures[reply.client] = reply.failure
-                elif report.accepted < wanted:  # otherwise over-sampled, and enough came first
+                elif report.accepted < wanted:  # otherwise a spare that nobody needs
                     report.accepted += 1
                     fold(reply)
             waiting = [client for client in waiting if client in failures]
@@ -227,6 +249,11 @@ class Server:
                 if name.startswith("optimizer.")
             }
         )
+        if ("control" in tensors) != (self._control is not None):
+            raise CheckpointError(
+                "the checkpoint does not fit local.correction: "
+                "resume with the options the run was started with"
+            )
         if self._control is not None:
             self._control = tensors["control"].to(device)
         self.rounds_done = self.durable = rounds_done

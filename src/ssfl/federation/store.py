@@ -39,12 +39,14 @@ class StateStore:
             if not known:
                 return ClientState()
             version = max(known)
-            if version not in held:
-                tensors, _ = read_tensors(self._path(client, version))
-                self._hold(client, version, ClientState(**tensors))
-                self._spill(keep=client)
-            self._memory.move_to_end(client)
-            return self._memory[client][version]
+            if version in held:
+                self._memory.move_to_end(client)
+                return held[version]
+            tensors, _ = read_tensors(self._path(client, version))
+            state = ClientState(**tensors)
+            self._hold(client, version, state)
+            self._spill(keep=client)
+            return state
 
     def put(self, client: int, rounds: int, state: ClientState) -> None:
         """Remember `state` as the client's after `rounds` completed rounds."""
@@ -75,6 +77,8 @@ class StateStore:
         """Delete versions past `rounds`: a run that goes back makes its later history anew."""
         with self._lock:
             for client in self.clients():
+                for version in [v for v in self._memory.get(client, {}) if v > rounds]:
+                    self._drop(client, version)
                 for version in self._on_disk(client):
                     if version > rounds:
                         self._path(client, version).unlink(missing_ok=True)
@@ -96,9 +100,13 @@ class StateStore:
         versions[version] = state
         self._bytes += state.bytes
         for old in sorted(versions)[:-2]:
-            self._unsaved.discard((client, old))
-            self._bytes -= versions.pop(old).bytes
+            self._drop(client, old)
         self._memory.move_to_end(client)
+
+    def _drop(self, client: int, version: int) -> None:
+        """Forget a version that memory holds."""
+        self._unsaved.discard((client, version))
+        self._bytes -= self._memory[client].pop(version).bytes
 
     def _spill(self, keep: int | None) -> None:
         """Move the longest unused states to disk until the rest fits the limit."""

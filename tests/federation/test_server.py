@@ -1,0 +1,359 @@
+"""The server on good days and bad ones, with clients that do exactly what a test tells them."""
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from scalar_model import LAYOUT
+from torch import Tensor
+
+from ssfl.errors import CheckpointError, FederationError
+from ssfl.federation.messages import Reason, Reply, Task, TaskKind, failed
+from ssfl.federation.options import LocalOptions, ServerOptions
+from ssfl.federation.server import Server
+
+SIZES = [40, 30, 20, 10]
+Answer = Callable[[int, Task], Reply]
+
+
+def delta(client: int, round_: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * round_ + client)
+    return torch.randn(LAYOUT.shared, generator=generator) / 10
+
+
+def honest(client: int, task: Task) -> Reply:
+    return Reply(
+        client,
+        task.kind,
+        task.round,
+        layout=task.layout,
+        delta=delta(client, task.round),
+        samples=SIZES[client],
+        steps=client + 1,
+        metrics={"loss": float(client)},
+        control=None if task.control is None else torch.full_like(task.control, client + 1.0),
+    )
+
+
+class Party:
+    """A communicator without clients: `answers` says what each would have said."""
+
+    def __init__(self, answers: dict[int, Answer] | None = None) -> None:
+        self.answers = answers or {}
+        self.asked: list[list[int]] = []
+        self.tasks: list[Task] = []
+        self.late: list[Reply] = []
+        self.order: Callable[[Sequence[int]], Sequence[int]] = lambda clients: clients
+
+    def clients(self) -> Sequence[int]:
+        return range(len(SIZES))
+
+    def sizes(self) -> Sequence[int]:
+        return SIZES
+
+    def exchange(
+        self, task: Task, clients: Sequence[int], deadline: float | None = None
+    ) -> Iterator[Reply]:
+        self.asked.append(list(clients))
+        self.tasks.append(task)
+        yield from self.late
+        self.late = []
+        for client in self.order(clients):
+            yield self.answers.get(client, honest)(client, task)
+
+    def close(self) -> None: ...
+
+
+THETA = torch.linspace(0.5, 1.5, LAYOUT.shared)
+
+
+def serve(
+    party: Party,
+    local: LocalOptions | None = None,
+    theta: Tensor = THETA,
+    **options: object,
+) -> Server:
+    given = ServerOptions(**{"rounds": 10, **options})  # type: ignore[arg-type]
+    return Server(theta.clone(), LAYOUT, party, given, local or LocalOptions(), seed=0)
+
+
+def mean(weights: dict[int, float], round_: int = 0) -> Tensor:
+    """Σ w_k Δ_k / Σ w_k in double precision."""
+    total = sum(weights.values())
+    return sum(
+        (delta(client, round_).double() * weight / total for client, weight in weights.items()),
+        torch.zeros(LAYOUT.shared, dtype=torch.float64),
+    ).float()
+
+
+def test_theta_moves_by_the_mean_of_the_updates_weighted_by_size() -> None:
+    server = serve(Party())
+    report = server.play_round()
+    expected = THETA + mean({0: 40, 1: 30, 2: 20, 3: 10})
+    torch.testing.assert_close(server.theta, expected)
+    assert report.metrics["loss"] == pytest.approx((1 * 30 + 2 * 20 + 3 * 10) / 100)
+    assert (report.accepted, report.asked, report.images) == (4, 4, 100)
+    assert report.update_norm == pytest.approx(float((expected - THETA).norm()), rel=1e-5)
+
+
+def test_the_order_in_which_replies_come_changes_no_bit() -> None:
+    outcomes = []
+    for order in itertools.permutations(range(4)):
+        party = Party()
+        party.order = lambda clients, order=order: [c for c in order if c in clients]
+        server = serve(party)
+        server.play_round()
+        server.play_round()
+        outcomes.append(server.theta)
+    assert all(torch.equal(theta, outcomes[0]) for theta in outcomes)
+
+
+@pytest.mark.parametrize("reason", [Reason.ERROR, Reason.LOST, Reason.DEADLINE])
+def test_a_failed_client_costs_its_own_update_only(reason: Reason) -> None:
+    server = serve(Party({1: lambda client, task: failed(client, task, reason, "bad luck")}))
+    report = server.play_round()
+    torch.testing.assert_close(server.theta, THETA + mean({0: 40, 2: 20, 3: 10}))
+    assert report.failures == {str(reason): 1}
+    assert report.accepted == 3
+
+
+def test_those_who_failed_are_asked_again_when_too_few_replied() -> None:
+    tries = itertools.count()
+
+    def at_second(client: int, task: Task) -> Reply:
+        if next(tries) < 3:
+            return failed(client, task, Reason.LOST, "not yet")
+        return honest(client, task)
+
+    party = Party(dict.fromkeys((1, 2, 3), at_second))
+    server = serve(party, retries=1)
+    report = server.play_round()
+    assert party.asked == [[0, 1, 2, 3], [1, 2, 3]]
+    torch.testing.assert_close(server.theta, THETA + mean(dict(enumerate(SIZES))))
+    assert report.failures == {}
+    assert report.accepted == 4
+
+
+def test_a_round_with_too_few_replies_ends_the_run_and_moves_nothing() -> None:
+    def lost(client: int, task: Task) -> Reply:
+        return failed(client, task, Reason.LOST, "the line is dead")
+
+    party = Party()
+    server = serve(party, retries=2, optimizer="fedadam")
+    server.play_round()
+    before = {name: tensor.clone() for name, tensor in server.state().items()}
+    party.answers = dict.fromkeys((0, 1, 3), lost)
+    with pytest.raises(FederationError, match=r"round 1: only 1 of 4 .* the line is dead"):
+        server.play_round()
+    assert party.asked[1:] == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3]]
+    assert server.rounds_done == 1
+    after = server.state()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def not_finite(reply: Reply) -> Reply:
+    assert reply.delta is not None
+    return replace(reply, delta=reply.delta.index_fill(0, torch.tensor(2), float("nan")))
+
+
+def infinite(reply: Reply) -> Reply:
+    assert reply.delta is not None
+    return replace(reply, delta=reply.delta.index_fill(0, torch.tensor(2), float("inf")))
+
+
+def huge(reply: Reply) -> Reply:
+    assert reply.delta is not None
+    return replace(reply, delta=100 * reply.delta)
+
+
+BAD = {
+    "not finite": not_finite,
+    "not finite ": infinite,
+    "another layout": lambda reply: replace(reply, layout="0123456789abcdef"),
+    "another layout ": lambda reply: replace(reply, delta=torch.zeros(LAYOUT.shared + 1)),
+    "for round 7": lambda reply: replace(reply, round=7),
+    "evaluate reply": lambda reply: replace(reply, kind=TaskKind.EVALUATE),
+    "over the limit": huge,
+    "-5 samples": lambda reply: replace(reply, samples=-5),
+    "control variate": lambda reply: replace(reply, control=torch.zeros(LAYOUT.trainable)),
+}
+
+
+@pytest.mark.parametrize("complaint", BAD)
+def test_an_update_that_cannot_be_right_is_refused_counted_and_named(
+    complaint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    party = Party()
+    server = serve(party)
+    server.play_round()  # gives the yardstick for norms
+    theta = server.theta
+    party.answers[2] = lambda client, task: BAD[complaint](honest(client, task))
+    with caplog.at_level(logging.WARNING):
+        report = server.play_round()
+    torch.testing.assert_close(server.theta, theta + mean({0: 40, 1: 30, 3: 10}, round_=1))
+    assert report.failures == {"refused": 1}
+    assert "client 2 refused" in caplog.text
+    assert complaint.strip() in caplog.text
+
+
+def test_before_there_is_a_yardstick_updates_are_measured_by_theta() -> None:
+    def enormous(client: int, task: Task) -> Reply:
+        return replace(honest(client, task), delta=task.theta * 31)
+
+    report = serve(Party({3: enormous})).play_round()
+    assert report.failures == {"refused": 1}
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_broken_control_variate_is_refused(broken: float) -> None:
+    def answer(client: int, task: Task) -> Reply:
+        assert task.control is not None
+        return replace(honest(client, task), control=torch.full_like(task.control, broken))
+
+    server = serve(Party({0: answer}), LocalOptions(correction="scaffold"))
+    assert server.play_round().failures == {"refused": 1}
+    assert bool(server.state()["control"].isfinite().all())
+
+
+def test_late_replies_are_dropped_or_folded_at_a_discount() -> None:
+    def too_slow(client: int, task: Task) -> Reply:
+        return failed(client, task, Reason.DEADLINE, "no reply within 1 s")
+
+    for policy in ("drop", "discount"):
+        party = Party({1: too_slow})
+        server = serve(party, late=policy, staleness=0.5)
+        server.play_round()
+        after_one = server.theta
+        task = party.tasks[0]
+        party.answers = {}
+        party.late = [honest(1, task)]
+        report = server.play_round()
+        assert report.late == 1
+        assert report.accepted == 4
+        moved = mean(dict(enumerate(SIZES)), round_=1)
+        if policy == "discount":
+            late = 30 / math.sqrt(2)
+            moved = (moved * 100 + delta(1, 0) * late) / (100 + late)
+        torch.testing.assert_close(server.theta, after_one + moved)
+
+
+def test_a_late_reply_that_cannot_be_right_does_not_cost_its_clients_new_one() -> None:
+    party = Party()
+    server = serve(party, late="discount")
+    server.play_round()
+    theta = server.theta
+    party.late = [not_finite(honest(1, party.tasks[0]))]
+    report = server.play_round()
+    assert report.late == 0
+    torch.testing.assert_close(server.theta, theta + mean(dict(enumerate(SIZES)), round_=1))
+
+
+def test_over_sampled_clients_stand_in_for_those_that_fail() -> None:
+    party = Party()
+    server = serve(party, clients_per_round=2, oversample=0.5)
+    report = server.play_round()
+    (asked,) = party.asked
+    assert len(asked) == 3
+    assert report.accepted == 2
+    torch.testing.assert_close(server.theta, THETA + mean({c: SIZES[c] for c in asked[:2]}))
+
+    party.answers[asked[0]] = lambda client, task: failed(client, task, Reason.LOST, "gone")
+    again = serve(party, clients_per_round=2, oversample=0.5)
+    again.play_round()
+    torch.testing.assert_close(again.theta, THETA + mean({c: SIZES[c] for c in asked[1:]}))
+
+
+def test_over_sampling_hears_small_clients_as_often_as_large_ones() -> None:
+    party = Party()
+    server = serve(party, clients_per_round=2, oversample=1.0, rounds=200)
+    heard = [0] * 4
+    for _ in range(200):
+        server.play_round()
+        for client in party.asked[-1][:2]:
+            heard[client] += 1
+    assert min(heard) > 75  # 100 each expected, standard deviation 7
+
+
+def test_scaffolds_control_variate_moves_by_the_mean_change_times_the_share_taking_part() -> None:
+    server = serve(Party(), LocalOptions(correction="scaffold"), clients_per_round=2)
+    party = server._communicator
+    assert isinstance(party, Party)
+    expected = 0.0
+    for _ in range(3):
+        server.play_round()
+        assert torch.equal(party.tasks[-1].control, torch.full((LAYOUT.trainable,), expected))
+        changes = [client + 1 for client in party.asked[-1]]
+        expected += 2 / 4 * sum(changes) / 2
+    control = server.state()["control"]
+    torch.testing.assert_close(control, torch.full((LAYOUT.trainable,), expected))
+
+
+def test_the_rate_follows_a_cosine_over_rounds_from_lr_towards_zero() -> None:
+    party = Party()
+    server = serve(party, LocalOptions(lr=0.2), rounds=4)
+    for _ in range(4):
+        server.play_round()
+    root = math.sqrt(0.5)
+    expected = [0.2, 0.1 * (1 + root), 0.1, 0.1 * (1 - root)]
+    assert [task.rate for task in party.tasks] == pytest.approx(expected)
+    assert [task.progress for task in party.tasks] == [0, 0.25, 0.5, 0.75]
+    constant = serve(Party(), LocalOptions(lr=0.2, schedule="constant"), rounds=4)
+    assert [constant.rate(round_) for round_ in range(4)] == [0.2] * 4
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fednova"]
+)
+def test_a_server_loaded_from_its_state_goes_on_identically(optimizer: str) -> None:
+    local = LocalOptions(correction="scaffold")
+    options = {"optimizer": optimizer, "clients_per_round": 2, "lr": 0.3}
+    through = serve(Party(), local, **options)
+    for _ in range(6):
+        through.play_round()
+    first = serve(Party(), local, **options)
+    for _ in range(3):
+        first.play_round()
+    saved = {name: tensor.clone() for name, tensor in first.state().items()}
+    first.play_round()  # what comes after the checkpoint must not reach into it
+    second = serve(Party(), local, theta=torch.zeros_like(THETA), **options)
+    second.load(saved, rounds_done=3)
+    for _ in range(3):
+        second.play_round()
+    assert second.rounds_done == 6
+    for name, tensor in through.state().items():
+        assert torch.equal(second.state()[name], tensor), name
+
+
+def test_a_state_of_other_options_is_refused() -> None:
+    plain = serve(Party())
+    plain.play_round()
+    with pytest.raises(CheckpointError, match="fedadam"):
+        serve(Party(), optimizer="fedadam").load(plain.state(), 1)
+    with pytest.raises(CheckpointError, match=r"local\.correction"):
+        serve(Party(), LocalOptions(correction="scaffold")).load(plain.state(), 1)
+
+
+def test_an_algorithm_that_sends_nothing_moves_nothing() -> None:
+    def silent(client: int, task: Task) -> Reply:
+        return replace(honest(client, task), delta=None, layout="")
+
+    server = serve(Party(dict.fromkeys(range(4), silent)))
+    report = server.play_round()
+    assert torch.equal(server.theta, THETA)
+    assert (report.accepted, report.update_norm, server.rounds_done) == (4, 0.0, 1)
+    assert report.metrics["loss"] == pytest.approx(1.0)
+
+
+def test_evaluation_asks_in_order_and_leaves_failures_out() -> None:
+    party = Party({2: lambda client, task: failed(client, task, Reason.ERROR, "no")})
+    party.order = lambda clients: list(reversed(clients))
+    server = serve(party, LocalOptions(correction="scaffold"))
+    replies = server.evaluate([0, 2, 3])
+    assert [reply.client for reply in replies] == [0, 3]
+    assert party.tasks[0].kind is TaskKind.EVALUATE
+    assert party.tasks[0].control is None
+    assert server.rounds_done == 0
