@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from six_clients import (
 )
 
 from ssfl.assemble import load_federated
+from ssfl.comm.mpi import connect
+from ssfl.errors import ConfigError
 from ssfl.experiment import train
 from ssfl.federation.client import Client
 from ssfl.run import Run
@@ -115,7 +118,9 @@ def test_a_server_that_cannot_start_sends_its_ranks_home(tmp_path: Path) -> None
     assert DIED not in failed.stderr
 
 
-def test_without_mpiexec_it_is_said_how_to_start(tmp_path: Path) -> None:
-    alone = mpi(1, tmp_path / "run")
-    assert alone.returncode == 1
-    assert "start it by `mpiexec -n N ssfl train" in alone.stderr
+def test_without_mpiexec_it_is_said_how_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssfl.comm.mpi._world", lambda: SimpleNamespace(rank=0, size=1))
+    with pytest.raises(ConfigError, match="start it by `mpiexec -n N ssfl train"):
+        connect(recipe(), tmp_path, [])

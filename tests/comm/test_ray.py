@@ -106,6 +106,7 @@ class Ray:
         ({"device": "cpu", "workers": 0}, 6, 0.0),
         ({"device": "cpu", "workers": 0, "threads": 4}, 4, 0.0),
         ({"device": "auto", "workers": 0}, 2, 1.0),
+        ({"device": "auto", "workers": 1}, 1, 1.0),
         ({"device": "auto", "workers": 8}, 8, 0.25),
         ({"device": "auto", "workers": 4, "gpus_per_worker": 0.1}, 4, 0.1),
     ],

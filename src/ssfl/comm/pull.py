@@ -79,8 +79,8 @@ class PullCommunicator:
         at_it = {job.client for job in self._running.values() if job.task is task}
         queue = [client for client in clients if client not in at_it]
         deaths: Counter[int] = Counter()
+        self._hand_out(task, queue)
         while awaited:
-            self._hand_out(task, queue)
             left = None if end is None else max(0.0, end - time.monotonic())
             finished = self._workers.wait(left)
             if not finished:
@@ -91,6 +91,7 @@ class PullCommunicator:
                 if reply is None:
                     deaths[job.client] += 1
                     reply = self._mourn(job, task, deaths[job.client], queue)
+                self._hand_out(task, queue)  # before the server is busy with the reply
                 if reply is None:
                     continue
                 if job.task is task:

@@ -196,6 +196,5 @@ def _registered() -> Registered:
 
 
 def _share(gpus: float, workers: int) -> float:
-    """An even share of the GPUs, in the ten-thousandths that Ray counts in."""
-    whole = gpus / workers
-    return float(int(whole)) if whole >= 1 else math.floor(whole * 1e4) / 1e4
+    """An even share of the GPUs, at most one, in the ten-thousandths that Ray counts in."""
+    return min(1.0, math.floor(gpus / workers * 1e4) / 1e4)
