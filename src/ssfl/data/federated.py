@@ -1,0 +1,121 @@
+"""A data set and who holds what of it: what a federation trains and tests on.
+
+Pixels stay in one place. A client is two lists of indices, one into the train images and one into
+the test images, so ten thousand clients cost no more memory than one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ssfl.data.images import DataSet, Images
+from ssfl.data.partition import (
+    Indices,
+    PartitionOptions,
+    by_owner,
+    matched_test,
+    natural_owners,
+    partition,
+)
+from ssfl.errors import DataError
+from ssfl.seeding import numpy_generator
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """A data set split over clients, numbered from 0."""
+
+    dataset: DataSet
+    train_parts: list[Indices]
+    test_parts: list[Indices] | None
+    names: tuple[str, ...] | None = None
+    """The clients' own names, where the partition is natural and the data names its owners."""
+
+    def __len__(self) -> int:
+        return len(self.train_parts)
+
+    def clients(self) -> range:
+        """The clients' ids."""
+        return range(len(self.train_parts))
+
+    def size(self, k: int) -> int:
+        """|D_k|: how many training images client k holds."""
+        return len(self.train_parts[k])
+
+    def sizes(self) -> NDArray[np.int64]:
+        """|D_k| for all clients."""
+        return np.array([len(part) for part in self.train_parts], dtype=np.int64)
+
+    def train_indices(self, k: int) -> torch.Tensor:
+        """Where client k's images are in `dataset.train` (int64, sorted)."""
+        return torch.from_numpy(self.train_parts[k])
+
+    def test_indices(self, k: int) -> torch.Tensor | None:
+        """Where client k's local test images are in `dataset.test`, if there is a test set."""
+        return None if self.test_parts is None else torch.from_numpy(self.test_parts[k])
+
+    def class_counts(self) -> NDArray[np.int64] | None:
+        """How many training images of each class each client holds (K × classes)."""
+        return _class_counts(self.dataset, self.dataset.train, self.train_parts)
+
+    def test_class_counts(self) -> NDArray[np.int64] | None:
+        """The same for the local test sets."""
+        if self.dataset.test is None or self.test_parts is None:
+            return None
+        return _class_counts(self.dataset, self.dataset.test, self.test_parts)
+
+
+def federate(dataset: DataSet, options: PartitionOptions, seed: int) -> FederatedData:
+    """Split a data set over clients. The same seed gives the same split."""
+    train = dataset.train
+    labels, owners = _array(train.labels), _array(train.owners)
+    parts = partition(labels, owners, len(train), options, numpy_generator(seed, "partition"))
+    names = None
+    clients = np.arange(len(parts))
+    if options.kind == "natural" and owners is not None:
+        clients = natural_owners(owners, options.min_size)
+        if dataset.owners is not None:
+            names = tuple(dataset.owners[owner] for owner in clients)
+    return FederatedData(dataset, parts, _test_parts(dataset, parts, clients, options, seed), names)
+
+
+def _test_parts(
+    dataset: DataSet,
+    parts: list[Indices],
+    clients: NDArray[np.int64],
+    options: PartitionOptions,
+    seed: int,
+) -> list[Indices] | None:
+    """Local test sets: the owners' own, else matched by class, else an even deal."""
+    test = dataset.test
+    if test is None:
+        return None
+    if len(test) == 0:
+        raise DataError(f"the test set of '{dataset.name}' is empty")
+    owners = _array(test.owners)
+    if options.kind == "natural" and owners is not None:
+        return by_owner(owners, clients)
+    train_labels, test_labels = _array(dataset.train.labels), _array(test.labels)
+    rng = numpy_generator(seed, "partition-test")
+    if train_labels is None or test_labels is None:
+        # With one class for all, "matched by class" is a deal in proportion to size.
+        train_labels = np.zeros(len(dataset.train), dtype=np.int64)
+        test_labels = np.zeros(len(test), dtype=np.int64)
+    return matched_test(train_labels, parts, test_labels, options, rng)
+
+
+def _array(values: torch.Tensor | None) -> NDArray[np.int64] | None:
+    return None if values is None else values.numpy()
+
+
+def _class_counts(
+    dataset: DataSet, images: Images, parts: list[Indices]
+) -> NDArray[np.int64] | None:
+    if images.labels is None:
+        return None
+    labels = images.labels.numpy()
+    classes = len(dataset.classes) if dataset.classes is not None else int(labels.max()) + 1
+    counts = [np.bincount(labels[part], minlength=classes) for part in parts]
+    return np.stack(counts).astype(np.int64)

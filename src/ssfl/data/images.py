@@ -1,0 +1,84 @@
+"""Images as they travel through the house: one uint8 tensor, and labels or owners beside it.
+
+Clients never hold copies of pixels: a client is a list of indices into one `Images`. Labels are
+optional everywhere; training never reads them, evaluation does when they are there.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """N images, and what is known of each."""
+
+    pixels: torch.Tensor
+    """uint8, N×C×H×W, contiguous."""
+    labels: torch.Tensor | None = None
+    """int64, N: the class of each image, where known."""
+    owners: torch.Tensor | None = None
+    """int64, N: the natural client that holds each image, where there is one."""
+
+    def __post_init__(self) -> None:
+        if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
+            raise ValueError(
+                f"pixels must be uint8 of shape N×C×H×W, not {self.pixels.dtype} "
+                f"of shape {tuple(self.pixels.shape)}"
+            )
+        if not self.pixels.is_contiguous():
+            raise ValueError("pixels must be contiguous")
+        for name, values in (("labels", self.labels), ("owners", self.owners)):
+            if values is None:
+                continue
+            if values.dtype != torch.int64 or values.shape != self.pixels.shape[:1]:
+                raise ValueError(
+                    f"{name} must be int64 of shape ({len(self.pixels)},), not {values.dtype} "
+                    f"of shape {tuple(values.shape)}"
+                )
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """A named collection of train images, maybe test images, and what a model must know of them."""
+
+    name: str
+    train: Images
+    test: Images | None
+    classes: tuple[str, ...] | None
+    """What each label means."""
+    owners: tuple[str, ...] | None
+    """Names of the natural clients, where the data came with any."""
+    mean: tuple[float, ...]
+    """Per channel, in [0, 1]: subtracted by the views before anything is learned."""
+    std: tuple[float, ...]
+    presets: str
+    """The augmentation preset suited to these images: "cifar", "digits" or "photo"."""
+    notes: tuple[str, ...] = ()
+    """What a person should know, e.g. files that could not be read."""
+
+
+def channel_statistics(
+    pixels: torch.Tensor,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Per-channel mean and standard deviation of uint8 images, in [0, 1].
+
+    Counted over the 256 levels in integers, so the result is exact and the same on any machine.
+    """
+    means, stds = [], []
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    for channel in range(pixels.shape[1]):
+        counts = torch.zeros(256, dtype=torch.int64)
+        # In slices: bincount widens its input to int64, eight times the pixels' own size.
+        for chunk in torch.split(pixels[:, channel], 4096):
+            counts += torch.bincount(chunk.reshape(-1), minlength=256)
+        share = counts.double() / max(1, int(counts.sum()))
+        mean = float((share * levels).sum())
+        variance = float((share * (levels - mean) ** 2).sum())
+        means.append(mean)
+        # A constant channel must not be divided by zero later.
+        stds.append(max(variance**0.5, 1 / 255))
+    return tuple(means), tuple(stds)
