@@ -1,0 +1,113 @@
+"""Image files of any size and mode into one uint8 RGB tensor, decoded by several threads.
+
+Files that cannot be read are told apart, not fatal: the caller says how many are too many.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ssfl.data.bars import bar
+from ssfl.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+NAMED = 10
+Fit = Literal["crop", "squash"]
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """The images that could be read, which ones they are, and why the others could not."""
+
+    pixels: torch.Tensor
+    readable: NDArray[np.int64]
+    broken: tuple[tuple[Path, str], ...]
+
+
+def decode(
+    paths: Sequence[Path], size: int, fit: Fit = "crop", *, progress: bool = False, title: str = ""
+) -> Decoded:
+    """Read all files, each as size×size RGB: cropped to the centre square, or squashed to it."""
+    pixels = np.empty((len(paths), 3, size, size), dtype=np.uint8)
+
+    def one(index: int) -> str | None:
+        try:
+            pixels[index] = _read(paths[index], size, fit)
+        except Exception as error:  # decoders fail in many ways; each means one unreadable file
+            return str(error) or type(error).__name__
+        return None
+
+    workers = min(16, os.cpu_count() or 1)
+    reasons = []
+    with (
+        bar(title, len(paths), progress) as advance,
+        ThreadPoolExecutor(workers, thread_name_prefix="ssfl-decode") as pool,
+    ):
+        for reason in pool.map(one, range(len(paths))):
+            reasons.append(reason)
+            advance(1)
+    readable = np.array([i for i, reason in enumerate(reasons) if reason is None], dtype=np.int64)
+    broken = tuple((paths[i], reason) for i, reason in enumerate(reasons) if reason is not None)
+    kept = pixels if not broken else pixels[readable]
+    return Decoded(torch.from_numpy(kept), readable, broken)
+
+
+def report_broken(
+    broken: Sequence[tuple[Path, str]], total: int, allowed: float, *, what: str, option: str
+) -> tuple[str, ...]:
+    """A note that counts and names unreadable files; an error where they are too many."""
+    if not broken:
+        return ()
+    if len(broken) > allowed * total:
+        path, reason = broken[0]
+        raise DataError(
+            f"{len(broken):,} of {total:,} {what} could not be read, more than the share of "
+            f"{allowed:g} that {option} allows; the first is {path} ({_short(reason, path)})"
+        )
+    names = ", ".join(path.name for path, _ in broken[:NAMED])
+    more = f" and {len(broken) - NAMED:,} more" if len(broken) > NAMED else ""
+    return (f"{len(broken):,} of {total:,} {what} could not be read: {names}{more}",)
+
+
+def _short(reason: str, path: Path) -> str:
+    """Decoders repeat the path in their messages; the reader has it already."""
+    return "not a readable image" if path.name in reason else reason
+
+
+def _read(path: Path, size: int, fit: Fit) -> NDArray[np.uint8]:
+    from PIL import Image, ImageOps
+
+    with Image.open(path) as opened:
+        opened.draft("RGB", (size, size))  # JPEG: decode no larger than needed
+        image = _rgb(ImageOps.exif_transpose(opened))
+    if fit == "crop":
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+    else:
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def _rgb(image: "Image") -> "Image":
+    """Eight-bit RGB from any mode: deep greys are scaled, transparency is laid on white."""
+    from PIL import Image
+
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        values: NDArray[Any] = np.asarray(image).astype(np.float64)
+        top = 65535.0 if image.mode != "F" and values.max(initial=0) > 255 else 255.0
+        if image.mode.startswith("I;16"):
+            top = 65535.0
+        image = Image.fromarray(np.rint(np.clip(values / top, 0, 1) * 255).astype(np.uint8))
+    if "A" in image.getbands() or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")

@@ -1,0 +1,164 @@
+"""Any tree of images: one subfolder per client, one per class, or all together without labels.
+
+Sizes and modes may be mixed; all become RGB squares of one size. Files that cannot be read are
+counted and named in the data set's notes, and only too many of them stop the run.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ssfl.data.decode import Fit, decode, report_broken
+from ssfl.data.images import DataSet, Images, channel_statistics
+from ssfl.data.split import stratified_split
+from ssfl.errors import DataError
+from ssfl.section import Section
+from ssfl.seeding import numpy_generator
+
+SUFFIXES = (
+    ".bmp",
+    ".gif",
+    ".jpeg",
+    ".jpg",
+    ".pbm",
+    ".pgm",
+    ".png",
+    ".ppm",
+    ".tif",
+    ".tiff",
+    ".webp",
+)
+PHOTO_SIZE = 64
+"""From this size on images are treated as photographs when views are made of them."""
+
+
+class FolderOptions(Section):
+    """A tree of image files."""
+
+    source: Literal["folder"] = "folder"
+    path: Path = Path("images")
+    """The folder: absolute, or relative to where the command runs or to the data folder."""
+    layout: Literal["auto", "clients", "classes", "flat"] = "auto"
+    """clients: one subfolder per client; classes: one per class; flat: no meaning in subfolders;
+    auto: classes where all images are in subfolders, else flat."""
+    image_size: int = Field(64, ge=8, le=1024)
+    """Height and width that every image is brought to."""
+    fit: Fit = "crop"
+    """crop: scale the shorter side, then cut the centre square; squash: scale both sides."""
+    test_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of each client's (or class's) images kept for testing; 0 makes no test set."""
+    max_broken: float = Field(0.1, ge=0, le=1)
+    """Share of files that may be unreadable before the data set is refused."""
+
+
+class Folder:
+    """The `folder` source."""
+
+    Options = FolderOptions
+
+    @staticmethod
+    def load(options: FolderOptions, *, root: Path, seed: int, progress: bool = False) -> DataSet:
+        """Find the images, decode them in parallel, and split them if asked to."""
+        folder = locate(options.path, root)
+        paths = _find(folder)
+        names, groups = _groups(folder, paths, options.layout)
+        found = decode(
+            paths, options.image_size, options.fit, progress=progress, title=f"Reading {folder}"
+        )
+        notes = report_broken(
+            found.broken,
+            len(paths),
+            options.max_broken,
+            what=f"images in {folder}",
+            option="max_broken",
+        )
+        if len(found.readable) == 0:
+            raise DataError(f"none of the {len(paths):,} images in {folder} could be read")
+        by_client = options.layout == "clients"
+        groups = None if groups is None else groups[found.readable]
+        train, test = _split(found.pixels, groups, by_client, options.test_fraction, seed)
+        mean, std = channel_statistics(train.pixels)
+        return DataSet(
+            name=folder.name,
+            train=train,
+            test=test,
+            classes=None if by_client else names,
+            owners=names if by_client else None,
+            mean=mean,
+            std=std,
+            presets="photo" if options.image_size >= PHOTO_SIZE else "cifar",
+            notes=notes,
+        )
+
+
+def locate(path: Path, root: Path) -> Path:
+    """A folder that the user named, as seen from here or from the data folder."""
+    given = path.expanduser()
+    for folder in (given, root / given):
+        if folder.is_dir():
+            return folder
+    places = str(given) if given.is_absolute() else f"{given} or {root / given}"
+    raise DataError(f"there is no folder {places}: set data.path to the folder of images")
+
+
+def _find(folder: Path) -> list[Path]:
+    """All image files below `folder`, in an order that does not depend on the file system."""
+    paths = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in SUFFIXES
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+    if not paths:
+        raise DataError(
+            f"{folder} holds no images, nor do its subfolders (looked for {', '.join(SUFFIXES)})"
+        )
+    return paths
+
+
+def _groups(
+    folder: Path, paths: list[Path], layout: str
+) -> tuple[tuple[str, ...] | None, NDArray[np.int64] | None]:
+    """The first-level subfolders' names, and which of them each image is in."""
+    if layout == "flat":
+        return None, None
+    tops = [path.relative_to(folder).parts for path in paths]
+    loose = [path for path, parts in zip(paths, tops, strict=True) if len(parts) == 1]
+    if loose and layout == "auto":
+        return None, None
+    if loose:
+        raise DataError(
+            f"{loose[0]} is in no subfolder of {folder}, so it belongs to none of the {layout}: "
+            "move it into one, or set data.layout to 'flat'"
+        )
+    names, groups = np.unique([parts[0] for parts in tops], return_inverse=True)
+    return tuple(str(name) for name in names), groups.astype(np.int64)
+
+
+def _split(
+    pixels: torch.Tensor,
+    groups: NDArray[np.int64] | None,
+    by_client: bool,
+    test_fraction: float,
+    seed: int,
+) -> tuple[Images, Images | None]:
+    def images(rows: NDArray[np.int64] | slice) -> Images:
+        marks = None if groups is None else torch.from_numpy(groups[rows])
+        chosen = pixels if isinstance(rows, slice) else pixels[torch.from_numpy(rows)]
+        return Images(chosen, None if by_client else marks, marks if by_client else None)
+
+    if test_fraction == 0:
+        return images(slice(None)), None
+    strata = groups if groups is not None else np.zeros(len(pixels), dtype=np.int64)
+    train, test = stratified_split(strata, test_fraction, numpy_generator(seed, "folder-split"))
+    if len(test) == 0:
+        raise DataError(
+            f"test_fraction = {test_fraction:g} of {len(pixels):,} images leaves none to test on: "
+            "raise it, or set it to 0"
+        )
+    return images(train), images(test)

@@ -1,0 +1,184 @@
+"""Trees of image files as people have them: mixed, broken, badly laid out."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ssfl.data.sources.folder import Folder
+from ssfl.errors import DataError
+
+
+def save(path, size=(40, 30), colour=(200, 100, 50), mode="RGB", **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).convert(mode).save(path, **options)
+
+
+def load(path, seed=0, **options):
+    return Folder.load(Folder.Options(path=path, **options), root=path, seed=seed)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in ("ann", "bob", "cleo"):
+        for i in range(10):
+            save(tmp_path / name / f"{i}.png", colour=(i, 0, 0))
+    return tmp_path
+
+
+def test_one_subfolder_per_client_gives_owners_and_no_labels(tree):
+    data = load(tree, layout="clients")
+    assert data.owners == ("ann", "bob", "cleo")
+    assert data.train.owners.tolist() == [0] * 10 + [1] * 10 + [2] * 10
+    assert data.train.labels is None
+    assert data.classes is None
+    assert data.test is None
+
+
+@pytest.mark.parametrize("layout", ["classes", "auto"])
+def test_one_subfolder_per_class_gives_labels_and_no_owners(tree, layout):
+    data = load(tree, layout=layout)
+    assert data.classes == ("ann", "bob", "cleo")
+    assert data.train.labels.tolist() == [0] * 10 + [1] * 10 + [2] * 10
+    assert data.train.owners is None
+
+
+def test_a_flat_tree_has_neither(tree):
+    data = load(tree, layout="flat")
+    assert len(data.train) == 30
+    assert data.train.labels is data.train.owners is data.classes is data.owners is None
+
+
+def test_auto_takes_loose_images_as_flat(tree):
+    save(tree / "loose.png")
+    assert load(tree).train.labels is None
+
+
+def test_a_loose_image_among_clients_is_an_error_that_names_it(tree):
+    save(tree / "loose.png")
+    with pytest.raises(DataError, match=r"loose\.png is in no subfolder"):
+        load(tree, layout="clients")
+
+
+def test_hidden_files_and_other_files_are_passed_over(tree):
+    save(tree / ".thumbs" / "x.png")
+    (tree / "ann" / "notes.txt").write_text("not an image")
+    assert len(load(tree).train) == 30
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("a.png", "RGB"),
+        ("a.png", "RGBA"),
+        ("a.png", "P"),
+        ("a.gif", "P"),
+        ("a.bmp", "RGB"),
+        ("a.webp", "RGB"),
+        ("a.jpg", "CMYK"),
+        ("a.tiff", "RGB"),
+    ],
+)
+def test_colour_images_of_any_mode_become_rgb_of_one_size(tmp_path, name, mode):
+    save(tmp_path / name, size=(57, 23), mode=mode)
+    data = load(tmp_path, image_size=16)
+    assert tuple(data.train.pixels.shape) == (1, 3, 16, 16)
+    centre = data.train.pixels[0, :, 8, 8].int().numpy()
+    assert np.abs(centre - [200, 100, 50]).max() <= 30  # palettes and JPEG are not exact
+
+
+def test_grey_and_sixteen_bit_images_keep_their_brightness(tmp_path):
+    Image.new("L", (20, 20), 128).save(tmp_path / "a_grey.png")
+    Image.fromarray(np.full((20, 20), 32768, dtype=np.uint16)).save(tmp_path / "b_deep.png")
+    Image.fromarray(np.full((20, 20), 200.0, dtype=np.float32)).save(tmp_path / "c_float.tiff")
+    Image.new("1", (20, 20), 1).save(tmp_path / "d_bit.png")
+    pixels = load(tmp_path, image_size=16).train.pixels
+    assert pixels[:, :, 3, 3].tolist() == [[128] * 3, [128] * 3, [200] * 3, [255] * 3]
+
+
+def test_what_is_transparent_becomes_white(tmp_path):
+    Image.new("RGBA", (20, 20), (10, 20, 30, 0)).save(tmp_path / "clear.png")
+    Image.new("RGBA", (20, 20), (0, 0, 0, 128)).save(tmp_path / "half.png")
+    pixels = load(tmp_path, image_size=16).train.pixels
+    assert pixels[0, :, 5, 5].tolist() == [255, 255, 255]
+    assert pixels[1, :, 5, 5].int().numpy() == pytest.approx(np.full(3, 127), abs=1)
+
+
+def test_crop_keeps_the_centre_and_squash_keeps_everything(tmp_path):
+    wide = np.zeros((20, 60, 3), dtype=np.uint8)
+    wide[:, :20] = (255, 0, 0)
+    wide[:, 40:] = (0, 0, 255)
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    cropped = load(tmp_path, image_size=20).train.pixels[0]
+    assert cropped.max() == 0
+    squashed = load(tmp_path, image_size=20, fit="squash").train.pixels[0]
+    assert squashed[0, :, 0].min() == 255
+    assert squashed[2, :, -1].min() == 255
+
+
+def test_a_photograph_on_its_side_is_turned_upright(tmp_path):
+    picture = np.zeros((20, 20, 3), dtype=np.uint8)
+    picture[:10] = 255
+    turned = Image.Exif()
+    turned[0x0112] = 3  # upside down
+    Image.fromarray(picture).save(tmp_path / "a.png", exif=turned)
+    pixels = load(tmp_path, image_size=20).train.pixels[0]
+    assert pixels[:, 15:].min() == 255
+    assert pixels[:, :5].max() == 0
+
+
+def test_broken_files_are_counted_and_named(tree):
+    (tree / "ann" / "empty.png").write_bytes(b"")
+    whole = (tree / "bob" / "1.png").read_bytes()
+    (tree / "bob" / "half.png").write_bytes(whole[: len(whole) // 2])
+    data = load(tree, layout="clients")
+    assert data.notes == (f"2 of 32 images in {tree} could not be read: empty.png, half.png",)
+    assert len(data.train) == 30
+    assert data.train.owners.tolist() == [0] * 10 + [1] * 10 + [2] * 10
+    assert data.train.pixels[10:20, 0, 0, 0].tolist() == list(range(10))
+
+
+def test_too_many_broken_files_are_an_error_that_names_the_first(tree):
+    (tree / "ann" / "bad.jpg").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match=r"1 of 31 images.*max_broken.*bad\.jpg"):
+        load(tree, max_broken=0.01)
+
+
+def test_an_empty_or_absent_folder_is_one_sentence(tmp_path):
+    with pytest.raises(DataError, match="holds no images"):
+        load(tmp_path)
+    with pytest.raises(DataError, match="there is no folder"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_relative_path_is_looked_for_in_the_data_folder(tree):
+    options = Folder.Options(path="ann")
+    assert len(Folder.load(options, root=tree, seed=0).train) == 10
+
+
+def test_the_test_split_takes_its_share_of_every_client(tree):
+    data = load(tree, layout="clients", test_fraction=0.3)
+    assert np.bincount(data.train.owners.numpy()).tolist() == [7, 7, 7]
+    assert np.bincount(data.test.owners.numpy()).tolist() == [3, 3, 3]
+    for owner in range(3):
+        kept = data.train.pixels[data.train.owners == owner][:, 0, 0, 0]
+        held_out = data.test.pixels[data.test.owners == owner][:, 0, 0, 0]
+        assert sorted(kept.tolist() + held_out.tolist()) == list(range(10))
+
+
+def test_the_split_depends_on_the_seed_alone(tree):
+    first, again, other = (
+        load(tree, layout="clients", test_fraction=0.3, seed=seed).test.pixels for seed in (1, 1, 2)
+    )
+    assert first.equal(again)
+    assert not first.equal(other)
+
+
+def test_channel_statistics_are_those_of_the_training_images(tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        noise = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"{i}.png")
+    data = load(tmp_path, image_size=16)
+    pixels = data.train.pixels.numpy() / 255
+    assert data.mean == pytest.approx(pixels.mean(axis=(0, 2, 3)))
+    assert data.std == pytest.approx(pixels.std(axis=(0, 2, 3)))
