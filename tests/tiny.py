@@ -22,12 +22,18 @@ TINY: dict[str, Any] = {
     "run": {"checkpoint_every": 2},
 }
 
+CHOSEN = {"data": "source", "ssl": "method", "algorithm": "name"}
+"""Sections of which another is meant, with other keys, when this one is given."""
+
 
 def tables(**sections: Any) -> dict[str, Any]:
-    """The recipe as TOML would give it, with some keys changed: tables(seed=4, local={"lr": 1})."""
+    """The recipe as TOML would give it, with some keys changed: tables(local={"lr": 1})."""
     raw = {name: dict(v) if isinstance(v, dict) else v for name, v in TINY.items()}
     for name, given in sections.items():
-        raw[name] = {**raw.get(name, {}), **given} if isinstance(given, dict) else given
+        if not isinstance(given, dict) or CHOSEN.get(name, "") in given:
+            raw[name] = given
+        else:
+            raw[name] = {**raw.get(name, {}), **given}
     return raw
 
 

@@ -64,6 +64,7 @@ class Trainer:
         global_ = self._resident(build)
         personal = self._resident(build) if algorithm.personal else None
         self.models = Models(global_, personal, torch.zeros_like(global_.flat.trainable))
+        self._new_home = global_.flat.home.clone()
         self._norms = (
             self.layout.select([Kind.NORM, Kind.STATISTIC], engine.device)
             if local.batch_norm == "fedbn"
@@ -121,7 +122,7 @@ class Trainer:
         flat.shared.copy_(task.theta.to(device))
         models.received.copy_(flat.trainable)
         self._put_back(state)
-        if kind == "adapted":
+        if kind == "adapted" and len(indices) > 1:  # batch norm needs two images
             self._adapt(client, task, indices)
         return models.global_.method.backbone
 
@@ -195,6 +196,7 @@ class Trainer:
     def _micro_batches(self, images: int) -> list[tuple[slice, float, bool]]:
         """Near-equal parts of a batch: (which images, their share of it, is it the last)."""
         parts = -(-images // self.local.micro_batch) if self.local.micro_batch else 1
+        parts = max(1, min(parts, images // 2))  # batch norm needs two images
         edges = [round(images * i / parts) for i in range(parts + 1)]
         return [(slice(a, b), (b - a) / images, b == images) for a, b in pairwise(edges)]
 
@@ -226,8 +228,7 @@ class Trainer:
     def _put_back(self, state: ClientState) -> None:
         """What of Θ_k never left the client: its home part and, with FedBN, its norms."""
         flat = self.models.global_.flat
-        if state.home is not None:
-            flat.home.copy_(state.home)
+        flat.home.copy_(self._new_home if state.home is None else state.home)
         if self._norms is not None and state.norms is not None:
             flat.shared[self._norms] = state.norms
 
