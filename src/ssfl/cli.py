@@ -18,6 +18,16 @@ COMMANDS = {
     "partition": ("ssfl.commands.look:partition", "Show who holds what, with pictures."),
     "data": ("ssfl.commands.data:app", "Get data sets."),
     "info": ("ssfl.commands.look:info", "Show what a run was and how far it came."),
+    "evaluate": ("ssfl.commands.evaluate:evaluate", "Judge a run by the paper's protocols."),
+    "report": ("ssfl.commands.report:report", "Write a run's page, report.html."),
+    "compare": ("ssfl.commands.report:compare", "Put several runs side by side."),
+    "export": ("ssfl.commands.use:export", "Take an encoder away as a file."),
+    "embed": ("ssfl.commands.use:embed", "Turn images into features."),
+    "classify": ("ssfl.commands.use:classify", "Classify images, given labels for a few."),
+    "serve": ("ssfl.commands.federation:serve", "Coordinate a federation of sites."),
+    "site": ("ssfl.commands.federation:site", "Take part in a federation with your own images."),
+    "certs": ("ssfl.commands.federation:certs", "Make keys and certificates to try it out."),
+    "doctor": ("ssfl.commands.doctor:doctor", "Say what works here, and how to mend the rest."),
 }
 """Name: where it is, and the line in `ssfl --help`."""
 
@@ -29,26 +39,29 @@ class _Lazy(TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, name: str) -> Any:
+        """A stand-in that has the help line and no more; None for what is not a command."""
         if name not in COMMANDS:
             return None
-        target, about = COMMANDS[name]
-        if ctx.resilient_parsing or "--help" in sys.argv[1:2]:
-            return typer.main.get_command(_stub(name, about))
-        module, _, attribute = target.partition(":")
-        found = getattr(import_module(module), attribute)
-        if not isinstance(found, typer.Typer):
-            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            single.command(name)(found)
-            found = single
-        command = typer.main.get_command(found)
-        command.name = name
-        return command
+        stub = typer.Typer(add_completion=False)
+        stub.command(name, help=COMMANDS[name][1])(lambda: None)
+        return typer.main.get_command(stub)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is called: now it is worth importing."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and _load(name), rest
 
 
-def _stub(name: str, about: str) -> typer.Typer:
-    stub = typer.Typer(add_completion=False)
-    stub.command(name, help=about)(lambda: None)
-    return stub
+def _load(name: str) -> Any:
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(import_module(module), attribute)
+    if not isinstance(found, typer.Typer):
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single.command(name)(found)
+        found = single
+    command = typer.main.get_command(found)
+    command.name = name
+    return command
 
 
 app = typer.Typer(

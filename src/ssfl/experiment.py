@@ -19,7 +19,7 @@ from ssfl.comm import COMMUNICATORS, join
 from ssfl.comm.base import Communicator
 from ssfl.config import Config, load_config
 from ssfl.data.federated import FederatedData
-from ssfl.errors import FederationError
+from ssfl.errors import ConfigError, DataError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint, save_checkpoint
 from ssfl.federation.client import Host
 from ssfl.federation.engine import Engine
@@ -29,6 +29,7 @@ from ssfl.federation.server import RoundReport, Server
 from ssfl.federation.shared import SharedStore
 from ssfl.federation.store import StateStore
 from ssfl.files import write_text
+from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
 from ssfl.tracking import Row, Tracker, default_trackers, log_all
 
@@ -81,13 +82,15 @@ def train(
     if isinstance(config, str):
         config = load_config(config)
     run = Run.create(config, out)
-    Experiment(run, comm, display or Quiet()).play()
+    try:
+        Experiment(run, comm, display or Quiet()).play()
+    except (ConfigError, DataError):
+        run.withdraw()
+        raise
     return run
 
 
-def resume(
-    path: str | Path, *, comm: str = "local", display: Display | None = None
-) -> Run:
+def resume(path: str | Path, *, comm: str = "local", display: Display | None = None) -> Run:
     """Go on with a run from its last checkpoint, to the same end as if it had never stopped."""
     if (worked_for := join(comm)) is not None:
         return Run(worked_for)
@@ -149,7 +152,9 @@ class Experiment:
         server = Server(
             theta, trainer.layout, communicator, config.server, config.local, config.seed
         )
-        evaluation = OnlineEvaluation(config.evaluation, data, trainer, server, config.seed)
+        # A client past its deadline may still be training on a worker's models: judge on others.
+        judge = build_host(config, data, store).trainer if config.server.deadline else trainer
+        evaluation = OnlineEvaluation(config.evaluation, data, judge, server, config.seed)
 
         def record(row: Row) -> None:
             log_all(trackers, row)
@@ -159,20 +164,25 @@ class Experiment:
         if found is not None:
             check_fit(found, trainer.layout.digest, self.run.checkpoints)
             server.load(found.tensors, found.rounds)
-            store.rewind(found.rounds)
-            log_all(trackers, {"kind": "resume", "round": found.rounds})
+        store.rewind(server.rounds_done)
+        if self.run.metrics:
+            log_all(trackers, {"kind": "resume", "round": server.rounds_done})
         rounds = config.server.rounds
         display.start(self.run, data, rounds, server.rounds_done)
         for note in data.dataset.notes:
             display.note(note)
-        if server.rounds_done == 0 and config.evaluation.baselines:
+        if config.evaluation.baselines and not self._recorded("baseline", 0):
             record({"kind": "baseline", "round": 0, **evaluation.baselines()})
+        asked = config.server.clients_per_round or len(data.clients())
         started = time.perf_counter()
         try:
+            if server.rounds_done and not self._recorded("evaluation", server.rounds_done):
+                self._judge(server, evaluation, record)  # stopped in the midst of it
             while server.rounds_done < rounds:
-                display.begin_round(server.rounds_done, config.server.clients_per_round)
-                report = server.play_round(display.reply)
-                record(_round_row(report))
+                display.begin_round(server.rounds_done, asked)
+                gathered = server.gather(display.reply)
+                with uninterrupted():
+                    record(_round_row(server.advance(*gathered)))
                 self._judge(server, evaluation, record)
                 if server.rounds_done % config.run.checkpoint_every == 0:
                     self._save(server, hosts)
@@ -182,6 +192,9 @@ class Experiment:
             raise
         self._save(server, hosts)
         self._conclude(time.perf_counter() - started)
+
+    def _recorded(self, kind: str, round_: int) -> bool:
+        return any(row["kind"] == kind and row["round"] == round_ for row in self.run.metrics)
 
     def _judge(self, server: Server, evaluation: OnlineEvaluation, record: Any) -> None:
         every, done = self.config.evaluation.every, server.rounds_done

@@ -6,6 +6,7 @@ checkpoints/           the server's state     clients/        personal states
 tensorboard/           events                 report.html     the page to look at
 """
 
+import contextlib
 import json
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +47,14 @@ class Run:
             )
         write_text(folder / "config.toml", to_toml(config))
         return cls(folder)
+
+    def withdraw(self) -> None:
+        """Take back a run that could not begin, so that its place is free for another try."""
+        if not self.metrics and latest_checkpoint(self.checkpoints) is None:
+            for name in ("config.toml", "facts.json"):
+                (self.path / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what else is in there is not ours
+                self.path.rmdir()
 
     @cached_property
     def config(self) -> Config:
