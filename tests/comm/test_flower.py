@@ -1,8 +1,9 @@
 """A real federation on this machine: SuperLink, two SuperNodes, TLS, keys, and bad days.
 
 Two federations are run, and every test looks at one of them. The quiet one must end bit for bit
-where a single process ends. In the other one a site and the SuperLink are killed, strangers knock,
-and it must end where a single process ends that has the same clients missing in the same rounds.
+where a single process ends. In the other one a site, the SuperLink and the coordinator are killed
+in turn, strangers knock, and it must end where a single process ends that misses the same clients
+in the same rounds.
 """
 
 import contextlib
@@ -275,7 +276,9 @@ def knock(federation, name, **changes):
 def bad_day(tmp_path_factory):
     home = tmp_path_factory.mktemp("bad-day")
     config = recipe(
-        server={"rounds": 5, "deadline": 30.0, "min_replies": 0.5}, evaluation={"every": 0}
+        server={"rounds": 5, "deadline": 30.0, "min_replies": 0.5},
+        evaluation={"every": 0},
+        run={"checkpoint_every": 1},
     )
     federation = Federation(home, config).prepare()
     run, strangers = home / "run", {}
@@ -301,8 +304,12 @@ def bad_day(tmp_path_factory):
         federation.wait_for(lambda: federation.log("north").count("round 2: train"))
         (link,) = children(server.pid)
         os.kill(link, signal.SIGKILL)
+        federation.wait_for(lambda: federation.log("north").count("round 3: train"))
+        server.kill()
+        server.wait()
+        server = federation.party("serve", run, log="serve-again")
         federation.wait_for(lambda: server.poll() is not None)
-        assert server.returncode == 0, federation.log("serve")
+        assert server.returncode == 0, federation.log("serve-again")
         federation.wait_for(lambda: all(s.ended() for s in strangers.values()))
         refused = {name: stranger.last_words() for name, stranger in strangers.items()}
     finally:
@@ -326,6 +333,11 @@ def test_a_site_killed_in_mid_round_costs_its_own_clients_and_comes_back(bad_day
 def test_the_superlink_is_started_again_and_the_run_goes_on(bad_day):
     log = bad_day.federation.log("serve")
     assert log.count("the SuperLink died and is started again") == 1
+
+
+def test_a_killed_coordinator_goes_on_from_its_checkpoint(bad_day):
+    rows = Run(bad_day.federation.home / "run").metrics
+    assert [row["round"] for row in rows if row["kind"] == "resume"] == [3]
 
 
 def test_nothing_is_lost_on_a_bad_day(bad_day, monkeypatch, tmp_path):

@@ -1,0 +1,213 @@
+"""Keys, certificates and a site's folder: who may talk to whom, checked by Python's own TLS."""
+
+import ssl
+import stat
+import threading
+from socket import create_connection, create_server
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from cryptography.hazmat.primitives.serialization import (
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+from ssfl.assemble import load_federated
+from ssfl.comm.flower.host import SiteKeeper, SiteOptions, build_hosts, init_site, load_site
+from ssfl.comm.flower.keys import make_authority, make_site_key, server_names
+from ssfl.comm.flower.serve import ServeOptions, check_keys, read_settings, write_settings
+from ssfl.config import parse
+from ssfl.errors import ConfigError
+from ssfl.federation.messages import Task, TaskKind
+from ssfl.federation.state import ClientState
+
+CONFIG = parse(
+    {
+        "data": {"source": "shapes", "train": 60, "test": 20, "image_size": 16},
+        "partition": {"kind": "iid", "clients": 4},
+        "model": {"backbone": "small", "width": 4},
+        "ssl": {"method": "simsiam", "projector_width": 8, "predictor_width": 4},
+        "algorithm": {"name": "per-ssfl"},
+        "local": {"batch": 8},
+    }
+)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    make_authority(tmp_path / "keys", ["fl.example.org", "192.0.2.7"])
+    return tmp_path / "keys"
+
+
+def shake_hands(keys, ca, name):
+    """Whether a client that believes `ca` accepts this server as `name`."""
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(keys / "server.pem", keys / "server.key")
+    client_side = ssl.create_default_context(cafile=ca)
+    with create_server(("127.0.0.1", 0)) as listener:
+
+        def accept():
+            connection, _ = listener.accept()
+            try:
+                server_side.wrap_socket(connection, server_side=True).close()
+            except (ssl.SSLError, OSError):
+                connection.close()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            with create_connection(listener.getsockname()) as plain:
+                client_side.wrap_socket(plain, server_hostname=name).close()
+            return True
+        except ssl.SSLError:
+            return False
+        finally:
+            thread.join()
+
+
+@pytest.mark.parametrize("name", ["fl.example.org", "192.0.2.7", "localhost", "127.0.0.1"])
+def test_the_server_is_believed_under_each_of_its_names(keys, name):
+    assert shake_hands(keys, keys / "ca.pem", name)
+
+
+def test_it_is_not_believed_under_another_name(keys):
+    assert not shake_hands(keys, keys / "ca.pem", "evil.example.org")
+
+
+def test_it_is_not_believed_by_who_trusts_another_authority(keys, tmp_path):
+    make_authority(tmp_path / "other", ["fl.example.org"])
+    assert not shake_hands(keys, tmp_path / "other" / "ca.pem", "fl.example.org")
+
+
+def test_secrets_are_for_their_owner_alone(keys, tmp_path):
+    make_site_key(tmp_path / "site")
+    for path in (keys / "ca.key", keys / "server.key", tmp_path / "site" / "site.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_sites_two_keys_belong_together(tmp_path):
+    public = load_ssh_public_key(make_site_key(tmp_path).read_bytes())
+    private = load_ssh_private_key((tmp_path / "site.key").read_bytes(), None)
+    assert private.public_key() == public
+
+
+def test_keys_are_never_overwritten(keys, tmp_path):
+    with pytest.raises(ConfigError, match="exists already"):
+        make_authority(keys, [])
+    make_site_key(tmp_path)
+    with pytest.raises(ConfigError, match="lock this site out"):
+        make_site_key(tmp_path)
+
+
+def test_a_coordinator_is_told_what_is_missing_before_anything_starts(keys, tmp_path):
+    with pytest.raises(ConfigError, match=r"no ca\.pem"):
+        check_keys(tmp_path)
+    with pytest.raises(ConfigError, match="nobody could join"):
+        check_keys(keys)
+    (keys / "sites").mkdir()
+    (keys / "sites" / "north.pub").write_bytes(make_site_key(tmp_path / "north").read_bytes())
+    check_keys(keys)
+    assert server_names(keys / "server.pem")[:1] == ["fl.example.org"]
+
+
+def test_a_runs_settings_are_found_again(tmp_path):
+    options = ServeOptions(keys=tmp_path, port=1234)
+    write_settings(tmp_path, options)
+    assert read_settings(tmp_path) == options
+    with pytest.raises(ConfigError, match="not started by `ssfl serve`"):
+        read_settings(tmp_path / "elsewhere")
+
+
+def a_site(keys, folder, **changes):
+    options = SiteOptions(**({"server": "192.0.2.7:9092", "clients": (1, 3)} | changes))
+    init_site(folder, options, CONFIG, keys / "ca.pem")
+    return folder
+
+
+def test_a_site_reads_back_what_it_was_told(keys, tmp_path):
+    options, config = load_site(a_site(keys, tmp_path / "site"))
+    assert options == SiteOptions(server="192.0.2.7:9092", clients=(1, 3))
+    assert config == CONFIG
+    assert (tmp_path / "site" / "ca.pem").read_bytes() == (keys / "ca.pem").read_bytes()
+
+
+def test_what_is_no_site_is_said_in_a_sentence(keys, tmp_path):
+    with pytest.raises(ConfigError, match="is not a site"):
+        load_site(tmp_path)
+    (a_site(keys, tmp_path / "site") / "site.toml").write_text("server = 5")
+    with pytest.raises(ConfigError, match=r"site\.toml cannot be used"):
+        load_site(tmp_path / "site")
+
+
+def test_clients_at_a_site_have_the_images_they_have_in_the_whole_federation(keys, tmp_path):
+    options, config = load_site(a_site(keys, tmp_path / "site"))
+    (host,) = build_hosts(options, config)
+    whole = load_federated(CONFIG)
+    assert list(host.clients()) == [1, 3]
+    for client in (1, 3):
+        assert torch.equal(host.data.train_indices(client), whole.train_indices(client))
+        assert torch.equal(host.data.test_indices(client), whole.test_indices(client))
+
+
+def images(folder, count):
+    from PIL import Image
+
+    folder.mkdir(parents=True)
+    for index in range(count):
+        Image.new("RGB", (20, 24), (index, 0, 0)).save(folder / f"{index}.png")
+
+
+def test_a_sites_own_subfolders_become_its_clients(keys, tmp_path):
+    images(tmp_path / "scans" / "ct", 5)
+    images(tmp_path / "scans" / "mri", 9)
+    site = a_site(keys, tmp_path / "site")
+    options, config = load_site(site, tmp_path / "scans")
+    (host,) = build_hosts(options, config)
+    assert [host.data.size(client) for client in host.clients()] == [5, 9]
+    assert host.data.dataset.train.pixels.shape[-1] == 16  # the recipe's size
+
+
+def test_one_client_has_all_images_of_its_folder(keys, tmp_path):
+    images(tmp_path / "scans" / "deep" / "down", 6)
+    site = a_site(keys, tmp_path / "site", clients=(7,), data=tmp_path / "scans")
+    (host,) = build_hosts(*load_site(site))
+    assert list(host.clients()) == [7]
+    assert host.data.size(7) == 6
+
+
+def test_folders_that_do_not_fit_the_clients_are_said_in_a_sentence(keys, tmp_path):
+    images(tmp_path / "scans" / "ct", 5)
+    options, config = load_site(a_site(keys, tmp_path / "site"), tmp_path / "scans")
+    with pytest.raises(ConfigError, match="images of 1 clients"):
+        build_hosts(options, config)
+    with pytest.raises(ConfigError, match="there is no folder"):
+        build_hosts(options.model_copy(update={"data": tmp_path / "nowhere"}), config)
+
+
+def test_no_run_finds_anothers_states_and_a_server_that_went_back_finds_the_past(keys, tmp_path):
+    options, config = load_site(a_site(keys, tmp_path / "site"))
+    hosts = build_hosts(options, config)
+    keeper = SiteKeeper(tmp_path / "site", config, hosts)
+
+    def value(before):
+        state = hosts[0].store.get(1, before=before).personal
+        return None if state is None else float(state[0])
+
+    def task(round_):
+        return Task(TaskKind.TRAIN, round_, torch.zeros(1), "x")
+
+    keeper.begin("a" * 16)
+    for round_ in range(4):
+        keeper.prepare(task(round_))
+        hosts[0].store.put(1, round_ + 1, ClientState(personal=torch.full((3,), float(round_))))
+        keeper.keep(task(round_))
+    assert value(4) == 3.0
+    keeper.begin("b" * 16)
+    assert value(4) is None
+    keeper.begin("a" * 16)  # the server was killed, and goes on from its checkpoint of round 2
+    keeper.prepare(task(2))
+    assert value(2) == 1.0
+    assert value(4) == 1.0  # what had come after is forgotten

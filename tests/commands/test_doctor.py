@@ -1,0 +1,65 @@
+"""`ssfl doctor` says what is there, and for what is missing, the command that brings it."""
+
+from importlib import metadata
+
+import pytest
+import typer
+
+from ssfl.commands import doctor as module
+from ssfl.commands.doctor import REQUIRED, doctor, examine
+
+
+def find(what):
+    (finding,) = [finding for finding in examine() if finding.what == what]
+    return finding
+
+
+def test_it_tells_versions_as_the_packages_do():
+    for name in REQUIRED:
+        assert find(name).detail == metadata.version(name)
+
+
+@pytest.mark.parametrize(
+    ("package", "what", "extra"),
+    [
+        ("mpi4py", "comm mpi", "ssfl[mpi]"),
+        ("ray", "comm ray", "ssfl[ray]"),
+        ("flwr", "comm flower", "ssfl[flower]"),
+    ],
+)
+def test_a_missing_transport_comes_with_the_command_that_mends_it(
+    monkeypatch, package, what, extra
+):
+    version = module._version
+    monkeypatch.setattr(module, "_version", lambda name: None if name == package else version(name))
+    finding = find(what)
+    assert not finding.fine
+    assert f"pip install '{extra}'" in finding.remedy
+
+
+def test_another_version_of_flower_is_not_fine(monkeypatch):
+    monkeypatch.setattr(module, "_version", lambda name: "1.42.0")
+    assert not find("comm flower").fine
+    assert "1.41.0" in find("comm flower").remedy
+
+
+def test_a_broken_installation_is_a_finding_not_a_crash(monkeypatch):
+    def broken(name):
+        if name == "ray":
+            raise OSError("disk on fire")
+        return "1"
+
+    monkeypatch.setattr(module, "_version", broken)
+    assert "disk on fire" in find("ray").detail
+
+
+def test_it_fails_only_where_something_required_is_missing(monkeypatch, capsys):
+    version = module._version
+    monkeypatch.setattr(module, "_version", lambda name: version(name) if name != "ray" else None)
+    doctor(strict=False)
+    assert "pip install 'ssfl[ray]'" in capsys.readouterr().out
+    with pytest.raises(typer.Exit):
+        doctor(strict=True)
+    monkeypatch.setattr(module, "_version", lambda name: version(name) if name != "numpy" else None)
+    with pytest.raises(typer.Exit):
+        doctor(strict=False)
