@@ -1,0 +1,267 @@
+"""The protocols on real, tiny runs: against scikit-learn and plain NumPy, and with an eye on what
+they may not see."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+import ssfl.evaluation.protocols as protocols
+import ssfl.experiment as experiment
+from ssfl.assemble import load_federated
+from ssfl.data.federated import FederatedData
+from ssfl.errors import ConfigError
+from ssfl.evaluation import bench
+from ssfl.evaluation.linear import LinearOptions
+from ssfl.evaluation.protocols import ProtocolOptions, evaluate
+from ssfl.evaluation.scores import load_evaluation
+from ssfl.experiment import train
+from ssfl.run import Run
+from tiny import outcome, same_bits, tiny
+
+SKEWED = {"kind": "dirichlet", "alpha": 0.5, "clients": 4, "min_size": 20, "min_test": 5}
+QUICK = ProtocolOptions(
+    linear=LinearOptions(rounds=5), finetune=protocols.FinetuneOptions(epochs=2)
+)
+
+
+def trained(folder: Path, algorithm: str, **sections: Any) -> Run:
+    config = tiny(algorithm={"name": algorithm}, partition=SKEWED, **sections)
+    return train(config, out=folder / algorithm)
+
+
+@pytest.fixture(scope="module")
+def personal(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(tmp_path_factory.mktemp("runs"), "per-ssfl")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(tmp_path_factory.mktemp("runs"), "global-ssfl")
+
+
+@pytest.fixture(scope="module")
+def data(personal: Run) -> FederatedData:
+    return load_federated(personal.config)
+
+
+@pytest.fixture(scope="module")
+def found(personal: Run, data: FederatedData) -> protocols.Evaluation:
+    return evaluate(personal, options=QUICK, data=data)
+
+
+def features(run: Run, client: int, pixels: torch.Tensor) -> np.ndarray:
+    return run.personal_encoder(client)(pixels).double().numpy()
+
+
+def knn_longhand(
+    bank: np.ndarray, labels: np.ndarray, queries: np.ndarray, k: int, temperature: float
+) -> np.ndarray:
+    """Wu et al.'s weighted vote, one query at a time."""
+    bank = bank / np.linalg.norm(bank, axis=1, keepdims=True)
+    queries = queries / np.linalg.norm(queries, axis=1, keepdims=True)
+    guesses = []
+    for query in queries:
+        similarity = bank @ query
+        nearest = np.argsort(-similarity)[:k]
+        votes = np.zeros(10)
+        np.add.at(votes, labels[nearest], np.exp(similarity[nearest] / temperature))
+        guesses.append(votes.argmax())
+    return np.array(guesses)
+
+
+def test_knn_of_each_client_is_a_vote_among_its_own_images(
+    personal: Run, data: FederatedData, found: protocols.Evaluation
+) -> None:
+    train_, test = data.dataset.train, data.dataset.test
+    for client in data.clients():
+        own, held = data.train_indices(client), data.test_indices(client)
+        guesses = knn_longhand(
+            features(personal, client, train_.pixels[own]),
+            train_.labels[own].numpy(),
+            features(personal, client, test.pixels[held]),
+            min(200, len(own)),
+            0.1,
+        )
+        accuracy = (guesses == test.labels[held].numpy()).mean()
+        assert found["personal_knn"].clients[client] == pytest.approx(accuracy, abs=1e-12)
+
+
+def test_linear_figures_agree_with_scikit_learn_on_local_and_on_all_test_images(
+    personal: Run, data: FederatedData, found: protocols.Evaluation
+) -> None:
+    train_, test = data.dataset.train, data.dataset.test
+    for client in data.clients():
+        peer = LogisticRegression(C=1.0, max_iter=5000)
+        peer.fit(features(personal, client, train_.pixels), train_.labels.numpy())
+        right = peer.predict(features(personal, client, test.pixels)) == test.labels.numpy()
+        local = right[data.test_indices(client).numpy()].mean()
+        assert found["personal_linear"].clients[client] == pytest.approx(local, abs=0.005)
+        everywhere = found["personal_linear_global"].clients[client]
+        assert everywhere == pytest.approx(right.mean(), abs=0.005)
+
+
+def test_means_over_clients_are_plain_and_the_weighted_one_counts_test_images(
+    data: FederatedData, found: protocols.Evaluation
+) -> None:
+    sizes = np.array([len(data.test_indices(client)) for client in data.clients()])
+    assert len(set(sizes)) > 1
+    for score in found.scores:
+        if score.over == "clients":
+            values = np.array([score.clients[client] for client in data.clients()])
+            assert score.value == pytest.approx(values.mean())
+            assert score.weighted_mean == pytest.approx((values * sizes).sum() / sizes.sum())
+            assert score.std == pytest.approx(values.std(ddof=1))
+
+
+def test_every_protocol_leaves_its_figure(found: protocols.Evaluation) -> None:
+    assert {score.name for score in found.scores} == {
+        "global_knn",
+        "global_federated_linear",
+        "global_federated_linear_local",
+        "global_linear",
+        "global_linear_1pct",
+        "global_linear_10pct",
+        "global_finetune_1pct",
+        "global_finetune_10pct",
+        "personal_knn",
+        "personal_linear",
+        "personal_linear_global",
+        "personal_linear_1pct",
+        "personal_linear_10pct",
+        "personal_naive_federated_linear",
+    }
+    assert set(found.health) == {"global", "0", "1", "2", "3"}
+    assert all(0 <= score.value <= 1 for score in found.scores)
+
+
+def test_what_is_written_is_what_was_found(personal: Run, found: protocols.Evaluation) -> None:
+    assert load_evaluation(personal.path / "evaluation.json") == found
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts images of whole splits that pass through an encoder."""
+    seen: Counter[str] = Counter()
+    real = bench.extract
+
+    def extract(encoder: Any, pixels: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        seen["images"] += len(pixels) if len(pixels) > 300 else 0
+        return real(encoder, pixels, *rest, **more)
+
+    monkeypatch.setattr(bench, "extract", extract)
+    return seen
+
+
+ALL_BUT_TUNING = ["knn", "federated-linear", "linear", "naive-federated-linear", "semi-linear"]
+
+
+def test_features_of_an_encoder_are_computed_once(
+    personal: Run, shared: Run, data: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = counted(monkeypatch)
+    images = len(data.dataset.train) + len(data.dataset.test)
+    evaluate(personal, ALL_BUT_TUNING, options=QUICK, data=data)
+    assert seen["images"] == 5 * images  # Θ and four personal encoders
+    seen.clear()
+    evaluate(shared, ALL_BUT_TUNING, options=QUICK, data=data)
+    assert seen["images"] == images  # Θ alone, though four clients are judged by it
+
+
+def with_permuted_test_labels(data: FederatedData) -> FederatedData:
+    test = data.dataset.test
+    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))
+    shuffled = replace(test, labels=test.labels[order])
+    assert not torch.equal(shuffled.labels, test.labels)
+    return replace(data, dataset=replace(data.dataset, test=shuffled))
+
+
+def test_permuted_test_labels_leave_training_unchanged_to_the_bit(
+    personal: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = experiment.load_federated
+    monkeypatch.setattr(
+        experiment,
+        "load_federated",
+        lambda *a, **k: with_permuted_test_labels(real(*a, **k)),
+    )
+    again = trained(tmp_path, "per-ssfl")
+    assert again.final["knn_mean"] != personal.final["knn_mean"]
+    assert same_bits(outcome(again), outcome(personal))
+
+
+def test_permuted_test_labels_leave_every_classifier_unchanged(
+    personal: Run, data: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[torch.Tensor] = []
+    for name in ("linear_probe", "federated_linear", "naive_federated_linear"):
+        real = getattr(protocols, name)
+
+        def spy(*given: Any, real: Any = real) -> Any:
+            result = real(*given)
+            made.append(result.weight)
+            return result
+
+        monkeypatch.setattr(protocols, name, spy)
+    before = evaluate(personal, ALL_BUT_TUNING, options=QUICK, data=data)
+    half = len(made)
+    after = evaluate(personal, ALL_BUT_TUNING, options=QUICK, data=with_permuted_test_labels(data))
+    assert half == 1 + 1 + 5 * 3
+    assert all(torch.equal(a, b) for a, b in zip(made[:half], made[half:], strict=True))
+    assert before["personal_linear"].value != after["personal_linear"].value
+
+
+def test_a_few_labels_are_balanced_over_classes_and_the_same_for_every_encoder(
+    personal: Run, data: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[torch.Tensor] = []
+    real = protocols.label_subset
+
+    def spy(*given: Any) -> torch.Tensor:
+        drawn.append(real(*given))
+        return drawn[-1]
+
+    monkeypatch.setattr(protocols, "label_subset", spy)
+    evaluate(personal, ["semi-linear"], options=ProtocolOptions(fractions=(0.1,)), data=data)
+    assert len(drawn) == 5
+    assert all(torch.equal(rows, drawn[0]) for rows in drawn)
+    counts = torch.bincount(data.dataset.train.labels[drawn[0]], minlength=10)
+    assert len(set(counts.tolist())) == 1
+    assert counts.sum() == pytest.approx(0.1 * len(data.dataset.train), rel=0.1)
+
+
+def test_clients_that_share_nothing_have_no_global_figures(tmp_path: Path) -> None:
+    run = trained(tmp_path, "local-only")
+    found = evaluate(run, ["knn", "linear", "health"], options=QUICK)
+    assert [score.over for score in found.scores] == ["clients"] * len(found.scores)
+    assert "global" not in found.health
+
+
+def test_adapted_encoders_are_judged_each_by_itself(tmp_path: Path) -> None:
+    run = trained(tmp_path, "la-ssfl")
+    figures = evaluate(run, ["linear"], options=QUICK)["personal_linear_global"].clients
+    assert len(set(figures.values())) > 1
+
+
+def test_without_labels_health_is_measured_and_nothing_else(
+    shared: Run, data: FederatedData
+) -> None:
+    bare = replace(
+        data.dataset,
+        train=replace(data.dataset.train, labels=None),
+        test=replace(data.dataset.test, labels=None),
+    )
+    found = evaluate(shared, options=QUICK, data=replace(data, dataset=bare))
+    assert found.scores == []
+    assert found.health["global"]["effective_rank"] > 1
+    assert set(found.health) == {"global", "0", "1", "2", "3"}
+    assert found.notes == ["the images have no labels: health in place of accuracy"]
+
+
+def test_an_unknown_protocol_is_named_with_those_that_exist(shared: Run) -> None:
+    with pytest.raises(ConfigError, match="unknown protocol 'svm': choose among knn"):
+        evaluate(shared, ["svm"])
