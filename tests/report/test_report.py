@@ -1,0 +1,197 @@
+"""The pages: drawn in a real browser, saying what the record says, with nothing fetched."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+from browser import Browser, browsing, chromium
+
+import ssfl.evaluation.bench as bench
+import ssfl.report.record as record
+from ssfl.errors import ConfigError, DataError
+from ssfl.report import write_comparison, write_report
+from ssfl.report.charts import plain
+from ssfl.report.paper import PaperFigures
+from ssfl.run import Run
+
+needs_browser = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
+
+DRAWN = """
+Object.fromEntries([...document.querySelectorAll("figure")].map(figure => {
+  const frame = figure.getBoundingClientRect();
+  const boxes = [...figure.querySelectorAll(".mark")].map(mark => mark.getBoundingClientRect());
+  const inside = box => box.width + box.height > 0 && box.left >= frame.left - 1 &&
+    box.right <= frame.right + 1 && box.top >= frame.top - 1 && box.bottom <= frame.bottom + 1;
+  const images = [...figure.querySelectorAll("img")];
+  return [figure.dataset.figure, boxes.length > 0 && boxes.every(inside) &&
+    images.every(image => image.complete && image.naturalWidth > 0)];
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory):
+    with browsing(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def drawn(browser: Browser, page: Path, *, width: int = 1280, dark: bool = False) -> set[str]:
+    """Names of the figures on a page, after making sure that all is well with it."""
+    browser.open(page, width=width, dark=dark)
+    figures = browser.evaluate(DRAWN)
+    assert browser.complaints() == []
+    assert browser.requests() == []
+    assert all(figures.values()), figures
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    red, green, blue = map(
+        int, re.findall(r"\d+", browser.evaluate("getComputedStyle(document.body).backgroundColor"))
+    )
+    assert (red + green + blue < 200) == dark
+    return set(figures)
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (400, False), (1280, True)], ids=["desk", "phone", "dark"]
+)
+def test_every_figure_of_a_run_is_drawn_in_a_real_browser(
+    personal: Run, browser: Browser, width: int, dark: bool
+) -> None:
+    figures = drawn(browser, write_report(personal), width=width, dark=dark)
+    assert figures == {
+        "loss",
+        "knn",
+        "movement",
+        "effective_rank",
+        "std_ratio",
+        "uniformity",
+        "personal_linear",
+        "personal_knn",
+        "sizes",
+        "classes",
+        "tsne_label",
+        "tsne_client",
+        "neighbours",
+        "timing",
+        "seconds",
+    }
+
+
+@needs_browser
+def test_a_run_without_labels_shows_health_in_place_of_accuracy(
+    unlabelled: Run, browser: Browser
+) -> None:
+    figures = drawn(browser, write_report(unlabelled), width=400)
+    assert {"effective_rank", "client_rank", "tsne_client", "neighbours"} <= figures
+    assert not figures & {"knn", "tsne_label", "classes", "personal_knn"}
+    text = browser.evaluate("document.body.innerText")
+    assert "Effective rank: dimensions in use" in text
+    assert "accuracy of" not in text
+
+
+@needs_browser
+def test_several_runs_share_one_page(
+    shared: Run, personal: Run, unlabelled: Run, browser: Browser, tmp_path: Path
+) -> None:
+    page, *_ = write_comparison([shared, personal, unlabelled], tmp_path)
+    figures = drawn(browser, page, width=400)
+    assert {"loss", "knn_mean", "effective_rank"} <= figures
+    assert browser.evaluate("document.querySelectorAll('figure[data-figure=loss] g').length") == 3
+
+
+def test_a_page_needs_no_network_and_no_script(personal: Run) -> None:
+    text = write_report(personal).read_text()
+    outside = [a for a in re.findall(r"""(?:src|href)=["']([^"']+)""", text) if a[0] != "#"]
+    assert all(address.startswith("data:") for address in outside)
+    assert "@import" not in text
+    assert "url(" not in text
+    assert "<script" not in text
+
+
+def test_names_from_outside_are_text_and_not_markup(shared: Run) -> None:
+    text = write_report(shared).read_text()
+    assert "shared &lt;b&gt;" in text
+    assert "shared <b>" not in text
+
+
+def test_the_page_says_what_was_run_and_what_came_of_it(shared: Run) -> None:
+    text = write_report(shared).read_text()
+    assert "4 clients trained one shared encoder with Global-SSFL and SimSiam" in text
+    assert f"{100 * shared.final['knn_mean']:.1f} %" in text
+    assert f"{100 * shared.final['untrained_knn_mean']:.1f} %" in text
+    assert "Of 12 replies asked for, 12 counted; none failed, none was refused." in text
+    assert "alpha = 0.5" in text
+
+
+def test_failures_are_counted_by_reason(shared: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = shared.metrics
+    rounds = [row for row in rows if row["kind"] == "round"]
+    rounds[0] |= {"failures": {"refused": 2, "lost": 1}, "accepted": 1}
+    rounds[1] |= {"failures": {"refused": 1}, "accepted": 3, "late": 1}
+    monkeypatch.setattr(Run, "metrics", property(lambda run: rows))
+    text = write_report(shared).read_text()
+    assert "12 replies asked for, 8 counted; 3 were refused, 1 were lost, 1 came in a" in text
+
+
+def test_the_papers_figures_stand_beside_ours(
+    personal: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = PaperFigures(table="Table 2, Per-SSFL", personal_linear=0.831)
+    monkeypatch.setattr(record, "paper_figures", lambda config: figures)
+    text = write_report(personal).read_text()
+    assert "83.1 %" in text
+    assert "Paper: Table 2, Per-SSFL." in text
+
+
+def test_without_the_images_the_rest_of_the_page_is_there(
+    personal: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(config: object) -> None:
+        raise DataError("there is no folder of images")
+
+    monkeypatch.setattr(bench, "load_federated", gone)
+    text = write_report(personal).read_text()
+    assert "are missing: there is no folder of images." in text
+    assert 'data-figure="loss"' in text
+    assert 'data-figure="tsne_client"' not in text
+
+
+def test_tables_in_csv_and_markdown_hold_the_evaluations_figures(
+    shared: Run, personal: Run, tmp_path: Path
+) -> None:
+    _, markdown, table = write_comparison([shared, personal], tmp_path)
+    rows = {row["run"]: row for row in csv.DictReader(table.open())}
+    assert list(rows) == ["shared <b>", "personal"]
+    final = float(rows["shared <b>"]["personal_knn"])
+    assert final == pytest.approx(shared.final["knn_mean"])
+    found = record.Record(personal).evaluation
+    assert found is not None
+    linear = found["personal_linear"]
+    assert float(rows["personal"]["personal_linear"]) == linear.value
+    assert rows["shared <b>"]["personal_linear"] == ""
+    text = markdown.read_text()
+    assert f"| {100 * linear.value:.1f} % ± {100 * (linear.ci95 or 0):.1f} |" in text
+    assert "| algorithm.name | global-ssfl | per-ssfl |" in text
+    assert "seed" not in text
+
+
+def test_one_run_is_not_compared(shared: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least two runs"):
+        write_comparison([shared], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (-0.18816, "−0.188"),
+        (0.00234, "0.00234"),
+        (47.248, "47.2"),
+        (5.0, "5"),
+        (12345.6, "12,346"),
+        (100.0, "100"),
+    ],
+)
+def test_numbers_have_the_digits_they_deserve(value: float, text: str) -> None:
+    assert plain(value) == text
