@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from ssfl.errors import ConfigError
+
 Row = dict[str, Any]
 """One line of the record: `kind` (round, evaluation, resume, ...), `round`, and its figures."""
 
@@ -27,7 +29,10 @@ class JsonLines:
     """Append rows to `metrics.jsonl`, one line each, visible at once."""
 
     def __init__(self, path: Path) -> None:
+        cut_short = path.exists() and not path.read_bytes().endswith(b"\n")
         self._file = path.open("a", encoding="utf-8")
+        if cut_short:  # by a kill in the midst of a line: what comes is a line of its own
+            self._file.write("\n")
 
     def log(self, row: Row) -> None:
         self._file.write(json.dumps(_finite(row)) + "\n")
@@ -51,6 +56,48 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+class MLflow:
+    """The same rows as an MLflow run, wherever MLFLOW_TRACKING_URI says."""
+
+    def __init__(self, folder: Path, about: Row) -> None:
+        import mlflow
+
+        mlflow.set_experiment("ssfl")
+        self._mlflow = mlflow
+        self._run = mlflow.start_run(run_name=folder.name)
+        mlflow.log_params({key: str(value)[:500] for key, value in about.items()})
+
+    def log(self, row: Row) -> None:
+        figures = {f"{row['kind']}/{name}": value for name, value in scalars(row)}
+        self._mlflow.log_metrics(figures, step=row["round"])
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+class WandB:
+    """The same rows as a Weights & Biases run; WANDB_MODE=offline keeps them on this machine."""
+
+    def __init__(self, folder: Path, about: Row) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project="ssfl", name=folder.name, dir=str(folder), config=about, resume="allow"
+        )
+
+    def log(self, row: Row) -> None:
+        # Their step may only grow, and a resumed run goes back: the round is a figure like others.
+        figures = {f"{row['kind']}/{name}": value for name, value in scalars(row)}
+        self._run.log({**figures, "round": row["round"]})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+EXTRAS: dict[str, Any] = {"mlflow": MLflow, "wandb": WandB}
+"""Trackers that are there when they are asked for, by the name of their extra."""
 
 
 def scalars(row: Row) -> Iterator[tuple[str, float]]:
@@ -85,11 +132,24 @@ def _stands(row: Row, resumed_at: int) -> bool:
     return bool(row["round"] <= last)
 
 
-def default_trackers(folder: Path) -> list[Tracker]:
-    """The record, and TensorBoard where it is installed."""
+def default_trackers(
+    folder: Path, asked: Iterable[str] = (), about: Row | None = None
+) -> list[Tracker]:
+    """The record, TensorBoard where it is installed, and those asked for.
+
+    `about` is the configuration, flat, for trackers that show one.
+    """
     trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl")]
     with contextlib.suppress(ImportError):
         trackers.append(TensorBoard(folder / "tensorboard"))
+    for name in asked:
+        try:
+            trackers.append(EXTRAS[name](folder, about or {}))
+        except ImportError as error:
+            raise ConfigError(
+                f"run.trackers asks for {name}, which is not installed: "
+                f"`pip install ssfl[{name}]`, or leave it out"
+            ) from error
     return trackers
 
 
