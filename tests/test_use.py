@@ -1,0 +1,194 @@
+"""Taking encoders away: files give back the same features, and a few labels make a classifier."""
+
+import csv
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from typer.testing import CliRunner
+
+from ssfl.commands import use as commands
+from ssfl.errors import CheckpointError, ConfigError, DataError
+from ssfl.evaluation.bench import Bench
+from ssfl.experiment import train
+from ssfl.run import Run
+from ssfl.use import embed, export_encoder, find_images, fit_classifier, load_encoder
+from ssfl.use.classify import read_labels
+from tiny import tiny
+
+app = typer.Typer(pretty_exceptions_enable=False)
+for command in (commands.export, commands.embed, commands.classify):
+    app.command()(command)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(tiny(algorithm={"name": "per-ssfl"}), out=tmp_path_factory.mktemp("use") / "run")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> tuple[Path, np.ndarray]:
+    """Digits as image files, ten of each class or so, and their labels."""
+    digits = load_digits()
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for i in range(100):
+        grey = np.rint(digits.images[i] * 255 / 16).astype(np.uint8)
+        Image.fromarray(grey).save(folder / f"{i:03d}.png")
+    return folder, digits.target[:100]
+
+
+def pixels(n: int = 5) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(256, (n, 1, 8, 8), dtype=torch.uint8, generator=generator)
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.parametrize("client", [None, 2])
+def test_an_exported_encoder_gives_the_features_of_the_run(
+    run: Run, tmp_path: Path, suffix: str, client: int | None
+) -> None:
+    path = export_encoder(run, tmp_path / f"encoder.{suffix}", client=client)
+    expected = (run.global_encoder() if client is None else run.personal_encoder(client))(pixels())
+    assert torch.allclose(load_encoder(path)(pixels()), expected, atol=1e-6)
+    assert torch.allclose(load_encoder(run.path, client)(pixels()), expected, atol=1e-6)
+
+
+def test_a_clients_encoder_is_not_the_shared_one(run: Run) -> None:
+    assert not torch.allclose(load_encoder(run, 2)(pixels()), load_encoder(run)(pixels()))
+
+
+def test_an_adapted_encoder_is_the_one_its_client_is_judged_by(tmp_path: Path) -> None:
+    run = train(tiny(algorithm={"name": "la-ssfl"}), out=tmp_path / "run")
+    loaded = load_encoder(run, 1)
+    judged = Bench(run).features_of(1, pixels())
+    assert torch.allclose(loaded(pixels()), judged, atol=1e-5)
+    assert not torch.allclose(loaded(pixels()), run.global_encoder()(pixels()))
+
+
+def test_onnx_equals_torch_for_any_number_of_images(run: Run, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    path = export_encoder(run, tmp_path / "encoder.onnx", client=1)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for n in (1, 2, 7):
+        floats = pixels(n).float() / 255
+        (theirs,) = session.run(None, {"images": floats.numpy()})
+        np.testing.assert_allclose(theirs, run.personal_encoder(1)(floats), atol=1e-5)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+class Trap:
+    def __reduce__(self) -> tuple[object, ...]:
+        return exec, ("raise SystemExit('unpickled')",)
+
+
+@pytest.mark.parametrize("name", ["trap.pt", "trap.safetensors"])
+def test_nothing_is_unpickled(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(
+        pickle.dumps({"tensors": Trap(), "ssfl_encoder": "{}"}, protocol=2)
+    )
+    with pytest.raises(CheckpointError):
+        load_encoder(tmp_path / name)
+
+
+def test_files_that_are_no_encoders_are_told_apart(run: Run, tmp_path: Path) -> None:
+    torch.save({"weights": torch.zeros(2)}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="not an encoder exported by ssfl"):
+        load_encoder(tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="there is no run directory or encoder file"):
+        load_encoder(tmp_path / "missing")
+    with pytest.raises(ConfigError, match="there is no client 9: this run's are 0 to 3"):
+        export_encoder(run, tmp_path / "e.pt", client=9)
+    with pytest.raises(ConfigError, match="--format torch, onnx or safetensors"):
+        export_encoder(run, tmp_path / "encoder.bin")
+
+
+def test_embedding_files_gives_their_features_in_order(
+    run: Run, photos: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    folder, _ = photos
+    call("embed", run.path, folder, "-o", tmp_path / "features.npy", "--client", 3)
+    features = np.load(tmp_path / "features.npy")
+    names = (tmp_path / "features.csv").read_text().split()
+    assert names == ["file", *(str(path) for path in sorted(folder.iterdir()))]
+    raw = np.stack([np.asarray(Image.open(name)) for name in names[1:]])
+    direct = run.personal_encoder(3)(torch.from_numpy(raw).unsqueeze(1))
+    np.testing.assert_allclose(features, direct, atol=1e-5)
+
+
+def test_embedding_in_batches_changes_nothing(run: Run, photos: tuple[Path, np.ndarray]) -> None:
+    files, encoder = find_images([photos[0]]), load_encoder(run)
+    assert torch.allclose(embed(encoder, files, batch=7), embed(encoder, files), atol=1e-6)
+
+
+def test_parquet_holds_names_and_features_or_says_what_is_missing(
+    run: Run, photos: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    out = tmp_path / "features.parquet"
+    try:
+        import pyarrow.parquet as pq
+    except ImportError:
+        with pytest.raises(ConfigError, match="needs pyarrow"):
+            call("embed", run.path, photos[0], "-o", out)
+        return
+    call("embed", run.path, photos[0], "-o", out)
+    table = pq.read_table(out).to_pydict()
+    assert len(table["file"]) == 100
+    np.testing.assert_allclose(
+        table["features"], embed(load_encoder(run), find_images([photos[0]])), atol=1e-6
+    )
+
+
+def test_a_handful_of_labels_classifies_the_rest(
+    run: Run, photos: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    folder, labels = photos
+    few, out = tmp_path / "few.csv", tmp_path / "predictions.csv"
+    lines = [f"photos/{i:03d}.png,digit {labels[i]}" for i in range(60)]
+    few.write_text("\n".join(["file,label", *lines]))
+    printed = call("classify", run.path, "--labels", few, folder, "-o", out)
+    assert "fitted to 60 labels of 10 classes; cross-validated accuracy" in printed
+    rows = list(csv.DictReader(out.open()))
+    assert len(rows) == 100
+    guesses = np.array([int(row["label"].removeprefix("digit ")) for row in rows])
+    assert (guesses[60:] == labels[60:]).mean() > 0.3  # chance is 0.1
+    chances = [float(v) for k, v in rows[0].items() if k.startswith("p_")]
+    assert sum(chances) == pytest.approx(1, abs=1e-3)
+    assert float(rows[0]["probability"]) == max(chances)
+
+
+def test_the_classifier_is_scikit_learns_on_centred_features_of_unit_scale() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=40)
+    x = 5 + 0.01 * (rng.normal(size=(40, 6)) + 2 * np.eye(6)[labels])
+    ours = fit_classifier(torch.from_numpy(x), [f"class {label}" for label in labels])
+    scaled = (x - x.mean(0)) / np.sqrt(((x - x.mean(0)) ** 2).mean())
+    peer = LogisticRegression(C=1.0, max_iter=5000, tol=1e-10).fit(scaled, labels)
+    np.testing.assert_allclose(
+        ours.probabilities(torch.from_numpy(x)), peer.predict_proba(scaled), atol=1e-3
+    )
+
+
+def test_bad_label_files_are_told_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "few.csv"
+    path.write_text("file,label\nmissing.png,cat\n")
+    with pytest.raises(DataError, match=r"line 2: there is no image missing\.png"):
+        read_labels(path)
+    path.write_text("file\n")
+    with pytest.raises(DataError, match="line 1: write it as file,label"):
+        read_labels(path)
+    with pytest.raises(DataError, match="at least two classes"):
+        fit_classifier(torch.zeros(3, 2), ["a", "a", "a"])
