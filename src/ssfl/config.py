@@ -241,7 +241,7 @@ def to_toml(config: Config, *, described: bool = False) -> str:
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if isinstance(value, BaseModel):
-            about = (type(value).__doc__ or "").strip().splitlines()[0]
+            about = (type(value).__doc__ or "").strip().partition("\n")[0]
             head = [f"# {about}"] if described and about else []
             sections.append("\n".join([*head, f"[{name}]", *_lines(value, described)]))
         else:

@@ -211,7 +211,7 @@ class Experiment:
         if server.rounds_done == server.durable:
             return
         store = hosts[0].store
-        store.flush()
+        store.flush(server.rounds_done)
         checkpoint = Checkpoint(server.rounds_done, server.layout.digest, server.state())
         save_checkpoint(self.run.checkpoints, checkpoint)
         server.durable = server.rounds_done

@@ -112,6 +112,19 @@ def test_what_is_flushed_is_there_for_another_process_to_read(store: StateStore)
     assert other.clients() == [0, 1]
 
 
+def test_a_checkpoint_writes_only_the_states_that_a_run_resumed_there_needs(
+    store: StateStore,
+) -> None:
+    for rounds in (3, 4, 5):
+        store.put(0, rounds, state(rounds))
+    store.put(1, 2, state(2))
+    store.flush(rounds=4)  # round 4, which made version 5, was broken off
+    assert [on_disk(store, client) for client in (0, 1)] == [[4], [2]]
+    assert value(store, 0, before=5) == 5
+    store.flush()
+    assert on_disk(store, 0) == [4, 5]
+
+
 def test_pruning_leaves_what_a_run_resumed_at_the_checkpoint_needs(store: StateStore) -> None:
     for rounds in (1, 3, 6):
         store.put(0, rounds, state(rounds))

@@ -56,11 +56,13 @@ class StateStore:
             self._touched.add(client)
             self._spill(keep=None)
 
-    def flush(self) -> None:
-        """Bring everything that is only in memory to disk."""
+    def flush(self, rounds: int | None = None) -> None:
+        """Bring what is only in memory to disk; given `rounds`, what a run resumed there needs."""
         with self._lock:
             for client, version in sorted(self._unsaved):
-                self._save(client, version)
+                asked_for = [v for v in self._memory[client] if rounds is None or v <= rounds]
+                if rounds is None or version == max(asked_for, default=None):
+                    self._save(client, version)
 
     def prune(self, durable: int) -> None:
         """Delete versions that no run resumed at or after `durable` rounds would ask for."""

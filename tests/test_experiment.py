@@ -1,0 +1,457 @@
+"""A whole run: repeatable, stoppable at any moment, and the same wherever its clients work."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ssfl.experiment
+from ssfl.config import Config, to_toml
+from ssfl.data.sources import load_dataset
+from ssfl.errors import CheckpointError
+from ssfl.evaluation.features import extract
+from ssfl.experiment import resume, train
+from ssfl.federation.checkpoint import latest_checkpoint
+from ssfl.federation.online import OnlineEvaluation
+from ssfl.federation.server import Server
+from ssfl.models.backbones import BACKBONES, Backbone
+from ssfl.run import Run
+from ssfl.ssl import METHODS
+from ssfl.ssl.base import Batch, Method, MethodOptions, Outputs, negative_cosine
+from tiny import outcome, same_bits, tiny
+
+PERSONAL: dict[str, Any] = {
+    "algorithm": {"name": "per-ssfl"},
+    "partition": {"clients": 6},
+    "server": {"rounds": 12, "clients_per_round": 3, "optimizer": "fedadam", "lr": 0.01},
+    "evaluation": {"every": 4},
+    "run": {"checkpoint_every": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A Per-SSFL run that nothing happened to."""
+    return train(tiny(**PERSONAL), out=tmp_path_factory.mktemp("runs") / "left-alone")
+
+
+def figures(run: Run) -> list[dict[str, Any]]:
+    """Every row that counts, but for times and traces of resuming."""
+    rows = [row for row in run.metrics if row["kind"] != "resume"]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def assert_same_end(run: Run, expected: Run) -> None:
+    assert same_bits(outcome(run), outcome(expected))
+    assert figures(run) == figures(expected)
+    timeless = [
+        {k: v for k, v in end.final.items() if "seconds" not in k} for end in (run, expected)
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(
+    left_alone: Run, tmp_path: Path
+) -> None:
+    again = train(tiny(**PERSONAL), out=tmp_path / "again")
+    assert_same_end(again, left_alone)
+    other = train(tiny(**PERSONAL, seed=4), out=tmp_path / "other")
+    one, two = outcome(other), outcome(left_alone)
+    assert not torch.equal(one["theta"], two["theta"])
+
+
+def test_two_workers_end_with_the_same_bits_as_one(left_alone: Run, tmp_path: Path) -> None:
+    two = train(tiny(**PERSONAL, device={"workers": 2}), out=tmp_path / "two")
+    assert_same_end(two, left_alone)
+
+
+# Stopped by others
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-c", "from ssfl.cli import main; main()", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def rounds_begun(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_text().count('"kind": "round"') if path.exists() else 0
+
+
+def wait_for_rounds(process: subprocess.Popen[str], folder: Path, more: int = 1) -> None:
+    """Until the process has played `more` rounds (or has ended)."""
+    before = rounds_begun(folder)
+    while process.poll() is None and rounds_begun(folder) < before + more:
+        time.sleep(0.01)
+
+
+@pytest.mark.processes
+def test_killed_at_random_moments_and_resumed_a_run_ends_with_the_same_bits(
+    left_alone: Run, tmp_path: Path
+) -> None:
+    seed = random.randrange(10**6)
+    print(f"moments drawn with seed {seed}")
+    moments = random.Random(seed)
+    recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(tiny(**PERSONAL)))
+    arguments = ["train", str(recipe), "--out", str(folder)]
+    pace = sum(row["seconds"] for row in left_alone.metrics if row["kind"] == "round") / 12
+    kills = 0
+    for _ in range(3):
+        process = start(*arguments)
+        wait_for_rounds(process, folder)
+        time.sleep(moments.uniform(0, 4 * pace))
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        arguments = ["train", "--resume", str(folder)]
+    last = start(*arguments)
+    output, _ = last.communicate(timeout=200)
+    assert last.returncode == 0, output
+    assert kills >= 1
+    assert_same_end(Run(folder), left_alone)
+
+
+@pytest.mark.processes
+def test_ctrl_c_saves_and_exits_with_130_and_the_resumed_run_ends_the_same(
+    left_alone: Run, tmp_path: Path
+) -> None:
+    recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(tiny(**{**PERSONAL, "run": {"checkpoint_every": 1000}})))
+    process = start("train", str(recipe), "--out", str(folder))
+    wait_for_rounds(process, folder, more=2)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert "--resume" in output
+    saved = latest_checkpoint(folder / "checkpoints")
+    assert saved is not None
+    assert saved.rounds >= 2
+    assert same_bits(outcome(resume(folder)), outcome(left_alone))
+    assert figures(Run(folder)) == figures(left_alone)
+
+
+class Killed(BaseException):
+    """Death in the midst of something: nobody catches it."""
+
+
+def small_steps() -> Config:
+    return tiny(
+        algorithm={"name": "per-ssfl"},
+        partition={"clients": 2},
+        data={"source": "digits", "test_fraction": 0.9},
+        server={"rounds": 4},
+        evaluation={"every": 2},
+        run={"checkpoint_every": 2},
+    )
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_killed_around_any_file_it_writes_a_run_resumes_to_the_same_bits(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = train(small_steps(), out=tmp_path / "expected")
+    replace = Path.replace
+    written: list[str] = []
+
+    def die_at(target_count: int) -> None:
+        def replaced(self: Path, target: Path) -> Path:
+            written.append(Path(target).name)
+            if len(written) != target_count:
+                return replace(self, target)
+            if moment == "after":
+                replace(self, target)
+            raise Killed
+
+        written.clear()
+        monkeypatch.setattr(Path, "replace", replaced)
+
+    deaths = 0
+    for count in range(3, 30):  # the first two are the configuration and the facts
+        folder = tmp_path / f"run-{count}"
+        die_at(count)
+        try:
+            train(small_steps(), out=folder)
+        except Killed:
+            deaths += 1
+        monkeypatch.setattr(Path, "replace", replace)
+        assert_same_end(resume(folder), expected)
+        if len(written) < count:
+            break
+    assert deaths == 7  # twice two states and a checkpoint, and the final figures
+
+
+def interrupted(
+    at: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, where: Any, name: str, call: int
+) -> None:
+    """Play until the given call of where.name, and get a Ctrl-C just there."""
+    original, calls = getattr(where, name), []
+
+    def interrupt(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            at()
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (Server, "gather"),
+        (Server, "advance"),
+        (ssfl.experiment, "_round_row"),
+        (OnlineEvaluation, "measure"),
+        (ssfl.experiment, "save_checkpoint"),
+    ],
+)
+def test_ctrl_c_at_any_step_of_a_round_loses_and_doubles_nothing(
+    where: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = train(small_steps(), out=tmp_path / "expected")
+    for call in (1, 2):
+        folder = tmp_path / f"run-{call}"
+        interrupted(
+            lambda out=folder: train(small_steps(), out=out), monkeypatch, where, name, call
+        )
+        assert_same_end(resume(folder), expected)
+
+
+# The record
+
+
+def test_the_record_is_only_appended_to_and_counts_no_round_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    config = tiny(server={"rounds": 5}, run={"checkpoint_every": 4})
+    advance = Server.advance
+    for rounds in (3, 4):  # killed before there is any checkpoint, then after one
+
+        def die(self: Server, *args: Any, after: int = rounds) -> Any:
+            if self.rounds_done == after:
+                raise Killed
+            return advance(self, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Server, "advance", die)
+            with pytest.raises(Killed):
+                resume(path.parent) if path.exists() else train(config, out=path.parent)
+        before = path.read_bytes()
+        with path.open("ab") as file:
+            file.write(b'{"kind": "round", "round": 3, "lo')  # cut short by the kill
+    run = resume(path.parent)
+    assert path.read_bytes().startswith(before)
+    rounds = [row["round"] for row in run.metrics if row["kind"] == "round"]
+    assert rounds == [0, 1, 2, 3, 4]
+    assert [row["round"] for row in run.metrics if row["kind"] == "resume"] == [0, 4]
+    lines = path.read_text().splitlines()
+    assert sum('"kind": "round"' in line for line in lines) > 5  # all of it is still to be seen
+
+
+def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path) -> None:
+    run = train(tiny(), out=tmp_path / "run")
+    before, rows = outcome(run), figures(run)
+    resume(run.path)
+    assert same_bits(outcome(run), before)
+    assert figures(run) == rows
+
+
+def test_the_final_figures_are_those_of_the_last_round(left_alone: Run) -> None:
+    last = [row for row in left_alone.metrics if row["kind"] == "evaluation"][-1]
+    assert last["round"] == left_alone.final["rounds"] == 12
+    assert left_alone.final["knn_mean"] == last["knn_mean"]
+    assert left_alone.final["loss"] == left_alone.metrics[-2]["loss"]
+    assert json.loads((left_alone.path / "final.json").read_text()) == left_alone.final
+
+
+# One centralised step
+
+
+class Plain(Backbone):
+    """A network without batch norm, whose loss is a mean over images."""
+
+    features = 12
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3, stride=2)
+        self.linear = nn.Linear(27, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.conv(x)).flatten(1)
+        return torch.tanh(self.linear(hidden))
+
+
+class PlainOptions(MethodOptions):
+    method: Literal["plain"] = "plain"
+
+
+class PlainMethod(Method):
+    """SimSiam's loss with a linear predictor and no projector."""
+
+    Options = PlainOptions
+
+    def __init__(self, backbone: Backbone, options: PlainOptions) -> None:
+        super().__init__(backbone)
+        self.predictor = nn.Linear(backbone.features, backbone.features)
+
+    def forward(self, batch: Batch) -> Outputs:
+        z = self.each(self.backbone, batch.views)
+        return Outputs(z, self.each(self.predictor, z))
+
+    def loss(self, outputs: Outputs) -> Tensor:
+        (z1, z2), (p1, p2) = outputs.z, outputs.p
+        return negative_cosine(p1, z2) / 2 + negative_cosine(p2, z1) / 2
+
+
+def test_fedavg_over_equal_clients_with_one_full_batch_step_is_one_centralised_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BACKBONES, "_targets", {**BACKBONES.targets, "plain": f"{__name__}:Plain"})
+    monkeypatch.setattr(
+        METHODS, "_targets", {**METHODS.targets, "plain": f"{__name__}:PlainMethod"}
+    )
+    rounds = 5
+
+    def federated(clients: int) -> Run:
+        config = tiny(
+            model={"backbone": "plain", "width": None},
+            ssl={"method": "plain"},
+            views={"preset": "none"},  # the views of an image are the image, whoever holds it
+            partition={"clients": clients},
+            data={"source": "digits", "test_fraction": 0.75},  # leaves 450 images: 5 × 90
+            local={"batch": 450, "lr": 0.5, "momentum": 0.9},
+            server={"rounds": rounds},
+        )
+        return train(config, out=tmp_path / f"{clients}-clients")
+
+    many, one = federated(5), federated(1)
+    assert {row["images"] for row in many.metrics if row["kind"] == "round"} == {450}
+    theta = many.checkpoint().tensors["theta"]
+    torch.testing.assert_close(theta, one.checkpoint().tensors["theta"], rtol=1e-5, atol=1e-6)
+
+    # And the same longhand: full-batch gradient descent on all images in one place.
+    config = one.config
+    digits = load_dataset(config.data, seed=config.seed)
+    images = (digits.train.pixels.float() / 255 - digits.mean[0]) / digits.std[0]
+    method = ssfl.experiment.build_host(
+        config, ssfl.experiment.load_federated(config), one.store
+    ).trainer.models.global_.method
+    for round_ in range(rounds):
+        rate = 0.5 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * round_ / rounds)).item())
+        z = method.backbone(images)
+        p = method.predictor(z)
+        loss = -torch.nn.functional.cosine_similarity(p, z.detach(), dim=1).mean()
+        gradients = torch.autograd.grad(loss, list(method.parameters()))
+        with torch.no_grad():
+            for weight, gradient in zip(method.parameters(), gradients, strict=True):
+                weight -= rate * (gradient + 5e-4 * weight)
+    end = ssfl.run.FlatModel(method).vector
+    torch.testing.assert_close(theta, end, rtol=1e-4, atol=1e-5)
+
+
+# What a run gives back
+
+
+def test_a_runs_encoders_give_the_features_that_the_evaluation_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Tensor] = []
+
+    def remember(*args: Any, **kwargs: Any) -> Tensor:
+        features = extract(*args, **kwargs)
+        seen.append(features)
+        return features
+
+    monkeypatch.setattr("ssfl.federation.online.extract", remember)
+    monkeypatch.setattr("ssfl.federation.client.extract", remember)
+    config = tiny(algorithm={"name": "per-ssfl"}, evaluation={"clients": 4})
+    run = train(config, out=tmp_path / "run")
+    data = ssfl.experiment.load_federated(config)
+    test_set, train_set = data.dataset.test, data.dataset.train
+    assert test_set is not None
+    of_theta, _, *of_clients = seen
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(run.global_encoder()(test_set.pixels), of_theta, **close)
+    for client in range(4):
+        held = data.test_indices(client)
+        assert held is not None
+        encoder = run.personal_encoder(client)
+        bank, queries = of_clients[2 * client : 2 * client + 2]
+        own = train_set.pixels[data.train_indices(client)]
+        torch.testing.assert_close(encoder(own), bank, **close)
+        torch.testing.assert_close(encoder(test_set.pixels[held]), queries, **close)
+    as_floats = run.global_encoder()(test_set.pixels.float() / 255)
+    torch.testing.assert_close(as_floats, of_theta, **close)
+
+
+def test_a_run_without_personal_models_says_so(tmp_path: Path) -> None:
+    run = train(tiny(server={"rounds": 1}), out=tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"client 1 has no personal model .*global-ssfl"):
+        run.personal_encoder(1)
+
+
+# A full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that holds two checkpoints of what follows, but not three."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(folder)], capture_output=True
+    )
+    if mounted.returncode == 0:
+        yield folder
+        subprocess.run(["umount", str(folder)], check=True)
+        return
+    fsync = os.fsync
+
+    def full(handle: int) -> None:
+        held = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+        if held > 1200 * 1024:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    yield folder
+
+
+def test_a_full_disk_at_checkpoint_time_leaves_the_checkpoint_before(small_disk: Path) -> None:
+    config = tiny(
+        ssl={"projector_width": 200, "predictor_width": 200},
+        run={"checkpoint_every": 1},
+        server={"rounds": 4},
+    )
+    with pytest.raises(CheckpointError) as caught:
+        train(config, out=small_disk / "run")
+    message = str(caught.value)
+    assert message.startswith(f"could not write {small_disk}")
+    assert "No space left on device" in message
+    assert "\n" not in message
+    left = sorted(path.name for path in (small_disk / "run" / "checkpoints").iterdir())
+    assert left == ["round-000001.safetensors", "round-000002.safetensors"]
+    run = Run(small_disk / "run")
+    assert run.checkpoint().rounds == 2
+    assert bool(run.checkpoint().tensors["theta"].isfinite().all())
