@@ -162,7 +162,11 @@ def recipes() -> dict[str, str]:
     return {name: texts[name].splitlines()[0].lstrip("# ") for name in sorted(texts)}
 
 
-def _read(source: str | Path) -> dict[str, Any]:
+def _read(source: str | Path, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
+    if str(source) in extended_by:
+        raise ConfigError(
+            f"{source} extends itself: {' extends '.join([*extended_by, str(source)])}"
+        )
     path = Path(source)
     packaged = resources.files("ssfl") / "recipes" / f"{source}.toml"
     if path.suffix == ".toml":
@@ -186,7 +190,9 @@ def _read(source: str | Path) -> dict[str, Any]:
     if path.suffix != ".toml":
         raw.setdefault("name", str(source))
     base = raw.pop("extends", None)
-    return raw if base is None else _merged(_read(base), raw)
+    if base is None:
+        return raw
+    return _merged(_read(str(base), (*extended_by, str(source))), raw)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -243,17 +249,22 @@ def to_toml(config: Config, *, described: bool = False) -> str:
         if isinstance(value, BaseModel):
             about = (type(value).__doc__ or "").strip().partition("\n")[0]
             head = [f"# {about}"] if described and about else []
-            sections.append("\n".join([*head, f"[{name}]", *_lines(value, described)]))
+            sections.append("\n".join([*head, f"[{name}]", *_lines(name, value, described)]))
         else:
             plain += _line(name, value, field.description, described)
     return "\n".join(plain) + "\n\n" + "\n\n".join(sections) + "\n"
 
 
-def _lines(section: BaseModel, described: bool) -> list[str]:
+def _lines(title: str, section: BaseModel, described: bool) -> list[str]:
+    chooser, registry = CHOICES.get(title, (None, {}))
+    descriptions = {
+        name: f"One of {', '.join(registry)}." if name == chooser else field.description
+        for name, field in type(section).model_fields.items()
+    }
     return [
         line
-        for name, field in type(section).model_fields.items()
-        for line in _line(name, getattr(section, name), field.description, described)
+        for name, description in descriptions.items()
+        for line in _line(name, getattr(section, name), description, described)
     ]
 
 
