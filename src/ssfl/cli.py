@@ -74,19 +74,28 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from ssfl import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,  # or a command would be missed first
+        help="Print the version and stop.",
+    ),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Log more."),
 ) -> None:
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s"
     )
-    if version:
-        from ssfl import __version__
-
-        typer.echo(__version__)
-        raise typer.Exit
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C where it may not strike: between two changes that belong together."""
+"""Ctrl-C where it must not strike: between two changes that belong together."""
 
 import signal
 import threading
@@ -8,16 +8,19 @@ from contextlib import contextmanager
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let the block finish whole; a Ctrl-C inside it takes effect at its end."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
-        yield  # signals are the main thread's, or somebody else's than Python's
+    """Let the block finish whole; a Ctrl-C (or SIGTERM) inside it takes effect at its end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
         return
     caught: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    before = {
+        number: signal.signal(number, lambda number, _: caught.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if caught:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(caught[0])

@@ -32,7 +32,10 @@ def doctor(
         bool, typer.Option(help="Exit with code 1 if anything optional is missing too.")
     ] = False,
 ) -> None:
-    """Look at this machine: packages, devices, and what each transport can do here."""
+    """Look at this machine: packages, devices, and what each transport can do here.
+
+    Example: ssfl doctor --strict
+    """
     findings = examine()
     width = max(len(finding.what) for finding in findings)
     for finding in findings:

@@ -1,0 +1,291 @@
+"""The command line: quick to answer, and every mistake one sentence with exit code 2."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ssfl import __version__, cli
+from ssfl.config import load_config, recipes, to_toml
+from ssfl.errors import CheckpointError
+from ssfl.federation import client, trainer
+from ssfl.run import Run
+from tiny import tiny
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ssfl(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Call:
+    """ssfl("train", "demo"): exit code, output and errors of the command, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SSFL_DATA", str(tmp_path / "data"))
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ssfl", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(to_toml(tiny(server={"rounds": 2})))
+    return path
+
+
+def assert_one_sentence(answer: tuple[int, str, str], *parts: str) -> None:
+    code, out, err = answer
+    assert code == 2, (out, err)
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in out + err
+    for part in parts:
+        assert part in err
+
+
+# Quick help
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], [], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    script = """if True:
+        import sys
+        from ssfl.cli import main
+        try:
+            main()
+        except SystemExit:
+            pass
+        heavy = {"torch", "pydantic", "numpy", "sklearn", "matplotlib", "PIL", "flwr", "ray"}
+        print("HEAVY", sorted(heavy & set(sys.modules)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
+    )
+    assert "HEAVY []" in done.stdout, done.stdout + done.stderr
+    wanted = __version__ if arguments == ["--version"] else "Train encoders, or go on with a run."
+    assert wanted in done.stdout
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_help_of_its_own_with_an_example(ssfl: Call, command: str) -> None:
+    code, out, _ = ssfl(command, "--help")
+    assert code == 0
+    assert f"ssfl {command}" in out
+    for group, member in (("data", "get"), ("site", "init"), ("site", "start")):
+        if command == group:
+            _, out, _ = ssfl(command, member, "--help")
+    assert "Example: ssfl" in out
+
+
+def test_an_unknown_command_is_refused(ssfl: Call) -> None:
+    code, _, err = ssfl("trian")
+    assert code == 2
+    assert "No such command 'trian'" in err
+
+
+# The usual way
+
+
+def test_a_run_is_trained_shown_and_told_to_a_script(ssfl: Call, recipe: Path) -> None:
+    code, out, err = ssfl("train", recipe, "--set", "evaluation.baselines=true")
+    assert code == 0, err
+    folder = Path("runs/tiny")
+    assert str(folder) in out
+    for column in ("raw pixels", "untrained", "trained"):
+        assert column in out
+    run = Run(folder)
+    assert run.config.evaluation.baselines
+
+    code, out, _ = ssfl("info", folder, "--json")
+    assert code == 0
+    final = json.loads(out)
+    assert final == run.final
+    last = [row for row in run.metrics if row["kind"] == "evaluation"][-1]
+    for figure in ("knn_mean", "knn_weighted", "knn_global", "effective_rank", "std_ratio"):
+        assert final[figure] == last[figure]
+    for figure in ("pixels_knn_mean", "untrained_knn_mean", "loss", "rounds", "seconds"):
+        assert isinstance(final[figure], (int, float))
+
+    code, out, _ = ssfl("info", folder)
+    assert code == 0
+    assert "2 of 2 rounds saved" in out
+    code, _, _ = ssfl("train", recipe)
+    assert code == 0
+    assert Path("runs/tiny-2").is_dir()  # nothing is overwritten
+
+
+def test_config_prints_what_can_be_read_back(ssfl: Call) -> None:
+    for arguments in (["demo"], ["demo", "--bare", "--set", "algorithm.name=per-ssfl"]):
+        code, out, _ = ssfl("config", *arguments)
+        assert code == 0
+        settings = [argument for argument in arguments if "=" in argument]
+        assert tomllib.loads(out) == tomllib.loads(to_toml(load_config("demo", settings)))
+    assert "#" not in out
+
+
+def test_recipes_are_listed_with_what_they_are(ssfl: Call) -> None:
+    code, out, _ = ssfl("recipes")
+    assert code == 0
+    assert all(name in out for name in recipes())
+
+
+def test_partition_shows_who_holds_what(ssfl: Call, recipe: Path) -> None:
+    code, out, _ = ssfl("partition", recipe, "--out", "pictures")
+    assert code == 0
+    assert "digits: 539 images" in out
+    assert list(Path("pictures").iterdir())
+
+
+# Mistakes
+
+
+def test_mistakes_in_the_configuration_are_one_sentence(ssfl: Call, recipe: Path) -> None:
+    def setting(value: str) -> tuple[int, str, str]:
+        return ssfl("train", recipe, "--set", value)
+
+    assert_one_sentence(setting("local.lrr=1"), "unknown key local.lrr")
+    assert_one_sentence(setting("local.lr=-1"), "local.lr = -1", "greater than 0")
+    assert_one_sentence(setting("server.clients_per_round=5"), "only 4 clients")
+    assert_one_sentence(setting("version=9"), "version 9", "version 1")
+    assert_one_sentence(setting("model.backbone=resnet9"), "'resnet9'", "resnet18")
+    assert_one_sentence(setting("views.preset=x"), "'x'", "cifar")
+    assert_one_sentence(setting("device.device=tpu0"), "'tpu0' is not a device")
+    assert_one_sentence(setting("local.lr"), "section.key=value")
+    assert_one_sentence(ssfl("train", "dmeo"), "no recipe 'dmeo'", "demo")
+    assert_one_sentence(ssfl("train"), "either a recipe", "--resume")
+    assert_one_sentence(ssfl("train", recipe, "--resume", "x"), "either a recipe")
+    assert_one_sentence(ssfl("train", recipe, "--comm", "pigeon"), "'pigeon'", "local")
+    assert_one_sentence(ssfl("train", "--resume", "nowhere"), "nowhere is not a run directory")
+    assert_one_sentence(ssfl("info", "nowhere"), "nowhere is not a run directory")
+    assert_one_sentence(ssfl("config", "dmeo"), "no recipe 'dmeo'")
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())
+
+
+def test_a_partition_that_cannot_be_met_is_one_sentence(ssfl: Call, recipe: Path) -> None:
+    for settings, parts in (
+        (["partition.clients=300"], ("300 clients", "539 images")),
+        (
+            ["partition.kind=dirichlet", "partition.alpha=0.01", "partition.min_size=130"],
+            ("min_size is 130", "alpha"),
+        ),
+        (["partition.kind=natural"], ("natural", "owners")),
+        (["partition.kind=shards", "partition.classes_per_client=11"], ("11", "10 classes")),
+    ):
+        arguments = [argument for setting in settings for argument in ("--set", setting)]
+        assert_one_sentence(ssfl("train", recipe, "--out", "here", *arguments), *parts)
+        assert_one_sentence(ssfl("partition", recipe, *arguments), *parts)
+        assert not Path("here").exists()  # the place is free for a better try
+
+
+def test_a_missing_data_set_is_one_sentence(ssfl: Call, recipe: Path) -> None:
+    answer = ssfl("train", recipe, "--set", "data.source=cifar10")
+    assert_one_sentence(answer, "cifar10 is not in", "ssfl data get cifar10")
+    answer = ssfl("train", recipe, "--set", "data.source=folder", "--set", "data.path=nowhere")
+    assert_one_sentence(answer, "nowhere", "data.path")
+
+
+def test_half_a_data_set_is_one_sentence(ssfl: Call, recipe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    (folder / "data_batch_1.bin").write_bytes(bytes(10_000 * 3073 // 2))
+    answer = ssfl("train", recipe, "--set", "data.source=cifar10")
+    assert_one_sentence(answer, "data_batch_1.bin is damaged", "ssfl data get cifar10")
+    (folder / "data_batch_1.bin").write_bytes(bytes(10_000 * 3073))
+    answer = ssfl("train", recipe, "--set", "data.source=cifar10")
+    assert_one_sentence(answer, "incomplete", "data_batch_2.bin is missing")
+
+
+def folder_of_images(folder: Path, good: int, corrupt: int) -> None:
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for number in range(good):
+        pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"good-{number:02}.png")
+    for number in range(corrupt):
+        (folder / f"corrupt-{number}.png").write_bytes(b"\x89PNG not really")
+
+
+def test_a_corrupt_image_is_named_and_too_many_of_them_are_one_sentence(
+    ssfl: Call, recipe: Path, tmp_path: Path
+) -> None:
+    settings = ["data.source=folder", "data.image_size=16", "partition.clients=2", "local.batch=4"]
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    folder_of_images(tmp_path / "few", good=19, corrupt=1)
+    code, out, _ = ssfl("train", recipe, *arguments, "--set", "data.path=few")
+    assert code == 0
+    assert "corrupt-0.png" in out.replace("\n", "")
+    folder_of_images(tmp_path / "many", good=8, corrupt=4)
+    answer = ssfl("train", recipe, *arguments, "--set", "data.path=many")
+    assert_one_sentence(answer, "corrupt-0.png", "4 of")
+
+
+def test_a_run_of_another_version_or_model_is_one_sentence(ssfl: Call, recipe: Path) -> None:
+    assert ssfl("train", recipe, "--out", "run")[0] == 0
+    assert_one_sentence(ssfl("train", recipe, "--out", "run"), "run holds a run already")
+    path = Path("run/config.toml")
+    text = path.read_text()
+    path.write_text(text.replace("version = 1", "version = 3"))
+    assert_one_sentence(ssfl("train", "--resume", "run"), "version 3")
+    path.write_text(text.replace("width = 4", "width = 5"))
+    answer = ssfl("train", "--resume", "run")
+    assert_one_sentence(answer, "does not fit the configured model", "config.toml")
+    with pytest.raises(CheckpointError, match="does not fit"):
+        Run("run").global_encoder()
+    path.write_text(text.replace('optimizer = "fedavg"', 'optimizer = "fedadam"'))
+    assert_one_sentence(ssfl("train", "--resume", "run"), "does not fit fedadam")
+    path.write_text(text)
+    (saved,) = Path("run/checkpoints").iterdir()
+    saved.write_bytes(saved.read_bytes()[:-100])
+    assert_one_sentence(ssfl("train", "--resume", "run"), "could not read", saved.name)
+
+
+def test_a_full_disk_is_one_sentence(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def full(handle: int) -> None:
+        if "checkpoints" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    answer = ssfl("train", recipe, "--out", "run")
+    assert_one_sentence(answer, "No space left on device", "run/checkpoints")
+
+
+def test_a_run_whose_clients_all_fail_is_one_sentence_and_can_be_resumed(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(client.log, "exception", lambda *_: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "_one_step", broken)
+        answer = ssfl("train", recipe, "--out", "run")
+        assert_one_sentence(
+            (*answer[:2], answer[2].splitlines(keepends=True)[-1]), "round 0", "no luck"
+        )
+    code, _, err = ssfl("train", "--resume", "run")
+    assert code == 0, err
