@@ -43,13 +43,11 @@ def nap(seconds: float) -> None:
 def main() -> None:
     import typer
 
-    from ssfl.comm import COMMUNICATORS
     from ssfl.commands import federation
     from ssfl.errors import SSFLError
 
     if "NAP" in os.environ:
         nap(float(os.environ["NAP"]))
-    COMMUNICATORS.register("flower", "ssfl.comm.flower.serve:connect")
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command("certs")(federation.certs)
     app.command("serve")(federation.serve)

@@ -31,7 +31,10 @@ def certs(
     ] = [],  # noqa: B006
     days: Annotated[int, typer.Option(help="Days until the certificates expire.")] = 365,
 ) -> None:
-    """Make a certificate authority and a server certificate, for trying a federation out."""
+    """Make a certificate authority and a server certificate, for trying a federation out.
+
+    Example: ssfl certs keys --host coordinator.example
+    """
     need_flower()
     from ssfl.comm.flower.keys import make_authority
 
@@ -55,8 +58,12 @@ def serve(
     out: Annotated[Path | None, typer.Option(help="Run directory.")] = None,
     setting: Settings = [],  # noqa: B006
 ) -> None:
-    """Coordinate a federation: wait for sites, train, keep the record."""
+    """Coordinate a federation: wait for sites, train, keep the record.
+
+    Example: ssfl serve mine.toml --keys keys --clients 3
+    """
     need_flower()
+    from ssfl.comm import COMMUNICATORS
     from ssfl.comm.flower.serve import ServeOptions, check_keys, read_settings, write_settings
     from ssfl.commands.console import console
     from ssfl.commands.train import show_final
@@ -76,6 +83,7 @@ def serve(
             keys=keys.resolve(), host=host, port=port, clients=clients, patience=patience
         )
         write_settings(run.path, options)
+    COMMUNICATORS.register("flower", "ssfl.comm.flower.serve:connect")
     tell(f"Run directory {run.path}; `ssfl serve {run.path}` goes on with it if it is stopped.")
     try:
         with log_to_stderr(), ended_by_sigterm():
@@ -98,7 +106,11 @@ def site_init(
     workers: Annotated[int, typer.Option(help="Clients that train side by side.")] = 1,
     setting: Settings = [],  # noqa: B006
 ) -> None:
-    """Prepare a site: its settings, and a key whose public half the coordinator must know."""
+    """Prepare a site: its settings, and a key whose public half the coordinator must know.
+
+    Example: ssfl site init here --server coordinator.example:9092 --ca ca.pem --recipe mine.toml
+    --clients 0
+    """
     need_flower()
     from pydantic import ValidationError
 
@@ -126,7 +138,10 @@ def site_start(
     folder: Annotated[Path, typer.Argument(help="The site's folder.")] = Path(),
     data: Annotated[Path | None, typer.Option(help="Folder of this site's images.")] = None,
 ) -> None:
-    """Take part until stopped. Images, labels and personal encoders stay in this machine."""
+    """Take part until stopped. Images, labels and personal encoders stay in this machine.
+
+    Example: ssfl site start here --data scans
+    """
     need_flower()
     from ssfl.comm.flower.host import load_site, run_site
 
