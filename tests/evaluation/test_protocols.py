@@ -144,6 +144,15 @@ def test_what_is_written_is_what_was_found(personal: Run, found: protocols.Evalu
     assert load_evaluation(personal.path / "evaluation.json") == found
 
 
+def test_asking_for_one_protocol_keeps_what_the_others_found(shared: Run) -> None:
+    evaluate(shared, ["linear"], options=QUICK)
+    both = evaluate(shared, ["knn"], options=QUICK)
+    assert {"global_knn", "global_linear"} <= {score.name for score in both.scores}
+    other = QUICK.model_copy(update={"clients": 2})
+    alone = evaluate(shared, ["knn"], options=other)
+    assert {score.name for score in alone.scores} == {"global_knn", "personal_knn"}
+
+
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts images of whole splits that pass through an encoder."""
     seen: Counter[str] = Counter()

@@ -40,7 +40,8 @@ def evaluate(
     with bars() as progress:
         found = judge(opened, protocol, options=options, progress=watcher(progress))
     show(found, opened)
-    console.print(f"saved {opened.path / 'evaluation.json'}", highlight=False, soft_wrap=True)
+    saved = f"saved {opened.path / 'evaluation.json'}; `ssfl report {run}` puts it on the page"
+    console.print(saved, highlight=False, soft_wrap=True)
 
 
 def parse_options(settings: list[str]) -> "ProtocolOptions":
@@ -69,6 +70,8 @@ def parse_options(settings: list[str]) -> "ProtocolOptions":
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(f"--set {where}: there is no such option") from None
         raise ConfigError(f"--set {where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
 
 
@@ -108,7 +111,8 @@ def show(found: "Evaluation", run: Any) -> None:
         if not group:
             continue
         per_client = over == "clients"
-        table = Table(title=heading, title_justify="left", title_style="bold", box=None)
+        console.print(f"[bold]{heading}[/]")
+        table = Table(box=None)
         table.add_column()
         for head in ("accuracy", "± 95 %", *(("weighted", "std") if per_client else ()), "paper"):
             if head != "paper" or paper:
@@ -133,7 +137,8 @@ def _show_health(found: "Evaluation") -> None:
 
     from ssfl.commands.console import console
 
-    table = Table(title="Health, without labels", title_justify="left", box=None)
+    console.print("[bold]Health, without labels[/]")
+    table = Table(box=None)
     table.add_column("encoder")
     names = ("effective_rank", "std_ratio", "uniformity", "alignment")
     for name in names:

@@ -33,7 +33,13 @@ from ssfl.evaluation.linear import (
     linear_probe,
     naive_federated_linear,
 )
-from ssfl.evaluation.scores import Evaluation, Score, over_clients, over_images
+from ssfl.evaluation.scores import (
+    Evaluation,
+    Score,
+    load_evaluation,
+    over_clients,
+    over_images,
+)
 from ssfl.run import Run
 from ssfl.section import Section
 from ssfl.seeding import numpy_generator, torch_generator
@@ -74,15 +80,21 @@ def evaluate(
     data: FederatedData | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
-    """Judge the last checkpoint by `protocols` (all if not given); writes RUN/evaluation.json."""
+    """Judge the last checkpoint by `protocols` (all if not given); writes RUN/evaluation.json.
+
+    Where only some are asked for, figures of the others measured before are kept.
+    """
     run = run if isinstance(run, Run) else Run(run)
     chosen = tuple(PROTOCOLS) if protocols is None else tuple(protocols)
     for name in chosen:
         if name not in PROTOCOLS:
             raise ConfigError(f"unknown protocol '{name}': choose among {', '.join(PROTOCOLS)}")
     bench = Bench(run, data, progress)
-    found = judge(bench, chosen, options or ProtocolOptions())
-    found.save(run.path / "evaluation.json")
+    found, path = judge(bench, chosen, options or ProtocolOptions()), run.path / "evaluation.json"
+    before = load_evaluation(path) if protocols is not None else None
+    if before is not None and (before.rounds, before.options) == (found.rounds, found.options):
+        found = before.updated(found)
+    found.save(path)
     return found
 
 

@@ -7,7 +7,7 @@ and how. The report, `compare` and a recipe's table of the paper's figures all u
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +99,18 @@ class Evaluation:
                 return score
         known = ", ".join(score.name for score in self.scores) or "none"
         raise KeyError(f"{name} was not measured; there are: {known}")
+
+    def updated(self, newer: "Evaluation") -> "Evaluation":
+        """These figures with those of a later evaluation of the same checkpoint in their place."""
+        again = {score.name for score in newer.scores}
+        kept = [score for score in self.scores if score.name not in again]
+        scores = sorted([*kept, *newer.scores], key=lambda score: score.over != "images")
+        return replace(
+            newer,
+            scores=scores,
+            health=self.health | newer.health,
+            seconds=self.seconds | newer.seconds,
+        )
 
     def save(self, path: Path) -> None:
         """Write everything as JSON."""
