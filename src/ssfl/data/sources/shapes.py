@@ -1,9 +1,9 @@
 """Ten classes of small colour images, drawn in the package from a seed: the demo's data.
 
-Each image holds four copies of one shape. Every copy has its own place, size, turn and colour,
-and is lighter or darker than what lies behind it; the background has its own tint, texture and
-light, and there is noise on top. So raw pixels say little of the class, while the one thing that
-two crops of an image share is the shape: what self-supervision is there to find.
+Each image holds four copies of one shape, at any place, each with its own size, turn and colour,
+two lighter and two darker than what lies behind them; the background has its own tint, texture
+and light, and there is noise on top. So raw pixels say little of the class, while the one thing
+that two crops of an image surely share is the shape: what self-supervision is there to find.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ from ssfl.seeding import numpy_generator
 
 Array = NDArray[np.float32]
 
-LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)
+# Two directions in RGB that change colour but not brightness (those of the YIQ colour space).
+CHROMA = np.array([[0.956, -0.272, -1.106], [0.621, -0.647, 1.703]], dtype=np.float32)
 CHUNK = 512
 QUARTERS = ((-0.5, -0.5), (0.5, -0.5), (-0.5, 0.5), (0.5, 0.5))
 
@@ -81,24 +82,23 @@ def _draw(
     n = len(labels)
     axis = ((np.arange(size) + 0.5) / size * 2 - 1).astype(np.float32)
     x, y = axis[None, :], axis[:, None]
-    level = _uniform(rng, 0.3, 0.7, n)
+    level = _uniform(rng, 0.42, 0.58, n)
     canvas = _background(rng, level, x, y)
 
     # A copy in each quarter, so that any crop has something of a shape in it; then all are moved
     # together, and what leaves on one side comes in on the other.
     shift = _uniform(rng, -1, 1, n, 2)
-    for quarter in QUARTERS:
+    palette = _palette(rng, level)
+    for quarter, colour in zip(QUARTERS, palette, strict=True):
         place = shift + np.array(quarter, dtype=np.float32) + _uniform(rng, -0.1, 0.1, n, 2)
         radius = _uniform(rng, 0.38, 0.52, n)
         turn = _uniform(rng, 0, 2 * np.pi, n)
-        shade = level + rng.choice((-1, 1), n) * _uniform(rng, 0.35, 0.5, n)
-        colour = _colours(rng, shade.astype(np.float32), 0.35)[:, :, None, None]
         for index, outline in enumerate(OUTLINES.values()):
             mine = np.flatnonzero(labels == index)
             cover = _cover(outline, x, y, place[mine], radius[mine], turn[mine])[:, None]
             canvas[mine] += cover * (colour[mine] - canvas[mine])
 
-    canvas *= (1 - _uniform(rng, 0, 0.5, n, 1, 1) * _ramp(rng, n, x, y))[:, None]
+    canvas *= (1 - _uniform(rng, 0, 0.3, n, 1, 1) * _ramp(rng, n, x, y))[:, None]
     canvas += np.float32(noise) * rng.standard_normal(canvas.shape, dtype=np.float32)
     return np.rint(np.clip(canvas, 0, 1) * 255).astype(np.uint8)
 
@@ -107,12 +107,28 @@ def _uniform(rng: np.random.Generator, low: float, high: float, *shape: int) -> 
     return rng.uniform(low, high, shape).astype(np.float32)
 
 
-def _colours(rng: np.random.Generator, luminance: Array, vividness: float) -> Array:
-    """Random colours (…×3) of the given luminance (…)."""
-    chroma = _uniform(rng, -1, 1, *luminance.shape, 3)
-    chroma -= (chroma @ LUMA)[..., None]
-    colours: Array = luminance[..., None] + np.float32(vividness) * chroma
-    return np.clip(colours, 0, 1)
+def _colours(luminance: Array, hue: Array, vividness: float) -> Array:
+    """Colours (n×3×1×1) of the given luminance and hue (n)."""
+    direction = np.stack([np.cos(hue), np.sin(hue)], axis=1) @ CHROMA
+    colours: Array = luminance[:, None] + np.float32(vividness) * direction
+    return np.clip(colours, 0, 1)[:, :, None, None]
+
+
+def _palette(rng: np.random.Generator, level: Array) -> list[Array]:
+    """The colours of the four copies: hues a quarter turn apart, two light and two dark, shuffled.
+
+    So all images have much the same colours on the whole. Were each copy's colour free, an image
+    would be known by its colours, and an encoder would learn those first.
+    """
+    n = len(level)
+    first = _uniform(rng, 0, 2 * np.pi, n)
+    hues, sides = (np.argsort(rng.random((n, len(QUARTERS))), axis=1) for _ in range(2))
+    palette = []
+    for copy in range(len(QUARTERS)):
+        contrast = _uniform(rng, 0.35, 0.5, n) * np.where(sides[:, copy] < 2, -1, 1)
+        hue = first + hues[:, copy] * (np.pi / 2)
+        palette.append(_colours((level + contrast).astype(np.float32), hue.astype(np.float32), 0.2))
+    return palette
 
 
 def _background(rng: np.random.Generator, level: Array, x: Array, y: Array) -> Array:
@@ -122,7 +138,7 @@ def _background(rng: np.random.Generator, level: Array, x: Array, y: Array) -> A
     learn than its shapes.
     """
     n = len(level)
-    one, other = (_colours(rng, level, 0.05)[:, :, None, None] for _ in range(2))
+    one, other = (_colours(level, _uniform(rng, 0, 2 * np.pi, n), 0.02) for _ in range(2))
     ramp = _ramp(rng, n, x, y)[:, None]
     texture = _uniform(rng, 0, 0.03, n, 1, 1, 1) * _waves(rng, n, x, y)[:, None]
     canvas: Array = one * (1 - ramp) + other * ramp + texture
