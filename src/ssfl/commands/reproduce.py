@@ -1,0 +1,242 @@
+"""`ssfl reproduce`: the paper's experiments, one command each."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ssfl.reproduce import StudyResult
+    from ssfl.reproduce.jobs import Job
+    from ssfl.reproduce.watch import Plan
+
+
+def reproduce(
+    study: Annotated[
+        str | None, typer.Argument(help="A study's name (see --list), or the path of a .toml file.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of every run (default: the paper's).")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many seeds (3), or which (0,1,2). Default: the study's.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Time to spend, e.g. 20min. Without --rounds as many rounds as fit into it; with "
+            "--rounds, arms in order until it is spent."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Results go to OUT/STUDY.")] = Path("results"),
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one option of every arm, e.g. --set local.lr=0.03."),
+    ] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option("--arm", help="Only this arm (may be repeated).")
+    ] = None,
+    synthetic: Annotated[
+        bool, typer.Option("--synthetic", help="GLD-23K: made-up images in its layout.")
+    ] = False,
+    timing: Annotated[
+        bool, typer.Option(help="Time a few rounds of every arm to say how long it will take.")
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be run and how long, and stop.")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
+    collect: Annotated[
+        Path | None, typer.Option(help="Gather all results below this folder into one page.")
+    ] = None,
+    page: Annotated[Path, typer.Option("-o", help="Where --collect writes to.")] = Path(
+        "RESULTS.md"
+    ),
+) -> None:
+    """Repeat an experiment of the paper: train, judge, and put our figures beside the paper's.
+
+    Says what it will run and how long that takes here, goes on where it was stopped, and writes
+    OUT/STUDY: results.json, results.csv, pictures and README.md.
+
+    Example: ssfl reproduce table2 --rounds 200 --seeds 3
+    """
+    from ssfl.commands.console import console, errors
+    from ssfl.errors import ConfigError
+    from ssfl.reproduce import reproduce as run_study
+    from ssfl.reproduce.estimate import parse_duration
+    from ssfl.reproduce.pages import collect as gather
+
+    if (study is not None) + list_ + (collect is not None) != 1:
+        raise ConfigError(
+            "give one of: a study (`ssfl reproduce table1`), --list, or --collect results"
+        )
+    if list_:
+        _list()
+        return
+    if collect is not None:
+        found = gather(collect, page)
+        console.print(f"{len(found)} studies: {page}", highlight=False, soft_wrap=True)
+        return
+    assert study is not None
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        result = run_study(
+            study,
+            rounds=rounds,
+            seeds=_seeds(seeds),
+            budget=None if budget is None else parse_duration(budget),
+            out=out,
+            settings=settings or [],
+            arms=arm or [],
+            synthetic_data=synthetic,
+            timing=timing,
+            dry_run=dry_run,
+            watch=Terminal(),
+        )
+    except KeyboardInterrupt:
+        errors.print("stopped; what was done is saved: the same command goes on with it")
+        raise typer.Exit(130) from None
+    if not dry_run:
+        _show(result)
+        console.print(f"all of it: {out / result.name}", highlight=False, soft_wrap=True)
+
+
+def _seeds(text: str | None) -> int | list[int] | None:
+    from ssfl.errors import ConfigError
+
+    if text is None:
+        return None
+    try:
+        if "," in text:
+            return [int(part) for part in text.split(",") if part.strip()]
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"--seeds {text}: give a number of seeds (3), or the seeds themselves (0,1,2)"
+        ) from None
+
+
+def _list() -> None:
+    from rich.table import Table
+
+    from ssfl.commands.console import console
+    from ssfl.reproduce import studies
+
+    table = Table(box=None, pad_edge=False)
+    for head in ("study", "arms", "what", "repeats"):
+        table.add_column(head, justify="right" if head == "arms" else "left")
+    for name, study in studies().items():
+        table.add_row(f"[bold]{name}[/]", str(len(study.arms)), study.title, study.repeats)
+    console.print(table)
+
+
+def _show(result: "StudyResult") -> None:
+    """The study's table, as in its README.md."""
+    from rich.table import Table
+
+    from ssfl.commands.console import console
+    from ssfl.reproduce.study import figure_title
+
+    table = Table(title=result.study.title, title_justify="left", title_style="bold", box=None)
+    for head in ("", "figure", "paper", "ours", "difference", "rounds", "seeds"):
+        table.add_column(head, justify="left" if head in ("", "figure") else "right")
+    for row in result.rows():
+        spread = "" if row.std is None else f" ± {row.std:.4f}"
+        table.add_row(
+            row.arm.label + (" (synthetic)" if row.synthetic else ""),
+            figure_title(row.figure),
+            "" if row.paper is None else f"{row.paper:.4f}",
+            f"{row.mean:.4f}{spread}",
+            "" if row.difference is None else f"{row.difference:+.4f}",
+            str(row.rounds) + ("" if row.rounds == result.study.rounds else " (!)"),
+            str(len(row.seeds)),
+        )
+    if table.row_count:
+        console.print(table)
+    if any(row.rounds != result.study.rounds for row in result.rows()):
+        console.print(f"(!) the paper: {result.study.rounds} rounds", highlight=False)
+    for one in result.unfinished:
+        console.print(f"[yellow]not done:[/] {one.arm} seed {one.seed}: {one.why}", highlight=False)
+
+
+class Terminal:
+    """Shows a study as it goes: the plan, a bar for its runs, and each run's own bars."""
+
+    def timing(self, label: str, place: int, total: int) -> None:
+        from ssfl.commands.console import errors
+
+        errors.print(f"timing {place + 1} of {total}: {label}", highlight=False)
+
+    def plan(self, plan: "Plan") -> None:
+        from rich.table import Table
+
+        from ssfl.commands.console import console
+        from ssfl.report.words import duration
+
+        table = Table(title=plan.study.title, title_justify="left", title_style="bold", box=None)
+        for head in ("arm", "seed", "rounds", "time", ""):
+            table.add_column(head, justify="left" if head in ("arm", "") else "right")
+        for job in plan.jobs:
+            seconds, state = plan.seconds(job), ""
+            done = job.rounds_done() if job.place.exists() else 0
+            if plan.is_done(job):
+                state = "done"
+            elif job.twin is not None:
+                state = f"trained as {job.twin.parent.parent.name}/{job.twin.name}"
+            elif done:
+                state = f"{done} rounds done"
+            table.add_row(
+                job.arm.label,
+                str(job.seed),
+                str(job.config.server.rounds),
+                "" if seconds is None else duration(seconds),
+                state,
+            )
+        console.print(table)
+        for note in plan.notes:
+            console.print(f"[yellow]note:[/] {note}", highlight=False)
+        total = plan.total()
+        if total is not None and plan.unfinished():
+            partial = any(timing.partial for timing in plan.timings.values())
+            about = "at least" if partial else "about"
+            console.print(
+                f"{len(plan.unfinished())} runs, {about} {duration(total)} on this device"
+                + (" (rounds extrapolated from a few clients; evaluations not timed)" * partial),
+                highlight=False,
+            )
+
+    def begin(self, job: "Job", place: int, total: int) -> Any:
+        from ssfl.commands.console import console
+
+        return _study_bars(console, job, place, total)
+
+    @contextmanager
+    def evaluation(self, job: "Job") -> Iterator[Any]:
+        from ssfl.commands.evaluate import bars, watcher
+
+        with bars() as progress:
+            yield watcher(progress)
+
+    def say(self, text: str) -> None:
+        from ssfl.commands.console import console
+
+        console.print(text, highlight=False)
+
+
+def _study_bars(console: Any, job: "Job", place: int, total: int) -> Any:
+    """A run's bars with one above them for the runs of the study."""
+    from ssfl.data.federated import FederatedData
+    from ssfl.display import Bars
+    from ssfl.run import Run
+
+    class StudyBars(Bars):
+        def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None:
+            super().start(run, data, rounds, done)
+            if self._progress is not None:
+                label = f"{job.arm.label}, seed {job.seed}"
+                self._progress.add_task("runs", total=total, completed=place, figures=label)
+
+    return StudyBars(console)

@@ -1,0 +1,227 @@
+"""How long a study takes on this device: timed on its own configurations, not guessed.
+
+A few rounds of each arm are trained in a corner and one evaluation made of what comes out. Where
+even one round takes long, what clients took so far must do. And how a budget is split: the number
+of rounds with which everything fits into it.
+"""
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ssfl.config import Config, parse
+from ssfl.data.federated import FederatedData
+from ssfl.errors import ConfigError
+from ssfl.evaluation.protocols import ProtocolOptions, evaluate
+from ssfl.experiment import Quiet, train
+from ssfl.federation.messages import Reply
+from ssfl.files import write_text
+from ssfl.reproduce.jobs import Job
+from ssfl.reproduce.made import release
+from ssfl.reproduce.study import evaluation_every
+from ssfl.run import Run
+from ssfl.tracking import Row
+
+ROUNDS = 3
+"""Rounds that are timed; the first only warms up."""
+PATIENCE = 60.0
+"""Seconds after which a round is not waited for any longer."""
+LEAST_ROUNDS = 10
+"""With fewer, a budget is spent on some arms rather than on all of them."""
+MARGIN = 0.9
+"""Share of the budget that is planned for: no timing is exact."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds that the parts of a run take."""
+
+    setup: float
+    """Loading data and building models."""
+    warmup: float
+    """What the first round takes longer than others."""
+    round: float
+    judging: float
+    """One evaluation beside the training."""
+    saving: float
+    """One checkpoint."""
+    evaluation: float
+    """The protocols after training."""
+    partial: bool = False
+    """A round took too long to be waited for: extrapolated, evaluations not timed."""
+
+    def run(self, config: Config, rounds: int | None = None, *, done: int = 0) -> float:
+        """Seconds of a whole run of `rounds` (the configuration's), of which some are done."""
+        rounds = config.server.rounds if rounds is None else rounds
+        if done >= rounds:
+            return self.evaluation
+        left, every = rounds - done, evaluation_every(config.evaluation.every, rounds)
+        judged = math.ceil(left / every) if every else 1
+        saved = math.ceil(left / config.run.checkpoint_every)
+        return (
+            self.setup
+            + self.warmup
+            + left * self.round
+            + judged * self.judging
+            + saved * self.saving
+            + self.evaluation
+        )
+
+
+class TooSlow(Exception):
+    """A round is not worth waiting for."""
+
+
+class Stopwatch(Quiet):
+    """A display that only looks at the clock."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self.patience = patience
+        self.begun: list[float] = []
+        self.ended: list[float] = []
+        self.judged = 0.0
+        self.clients: list[tuple[float, int]] = []
+        self.images = 0
+
+    def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None:
+        share = run.config.server.clients_per_round or len(data.clients())
+        self.images = round(data.sizes().sum() * min(1.0, share / len(data.clients())))
+
+    def note(self, text: str) -> None:
+        """The run itself will say it again."""
+
+    def begin_round(self, round_: int, clients: int) -> None:
+        self.begun.append(time.perf_counter())
+        self.clients = []
+
+    def reply(self, reply: Reply) -> None:
+        self.clients.append((time.perf_counter(), reply.samples))
+        waited = time.perf_counter() - self.begun[-1]
+        if waited > self.patience and len(self.clients) > 1:
+            raise TooSlow
+
+    def row(self, row: Row) -> None:
+        if row["kind"] == "round":
+            self.ended.append(time.perf_counter())
+        elif row["kind"] == "evaluation":
+            self.judged = time.perf_counter()
+
+
+def measure(
+    config: Config,
+    protocols: Sequence[str],
+    options: ProtocolOptions,
+    folder: Path,
+    *,
+    rounds: int = ROUNDS,
+    patience: float = PATIENCE,
+) -> Timing:
+    """Train a few rounds of a configuration in `folder`, judge them, and take the times."""
+    raw = config.model_dump()
+    raw["server"]["rounds"] = min(rounds, config.server.rounds)
+    raw["evaluation"]["every"] = 0
+    shutil.rmtree(folder, ignore_errors=True)
+    watch = Stopwatch(patience)
+    began = time.perf_counter()
+    try:
+        run = train(parse(raw), out=folder, display=watch)
+        trained = time.perf_counter()
+        evaluate(run, protocols, options=options)
+        evaluated = time.perf_counter()
+    except TooSlow:
+        return _extrapolated(watch, began)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    first, *rest = [end - start for start, end in zip(watch.begun, watch.ended, strict=True)]
+    usual = sum(rest) / len(rest) if rest else first
+    return Timing(
+        setup=watch.begun[0] - began,
+        warmup=max(0.0, first - usual),
+        round=usual,
+        judging=watch.judged - watch.ended[-1],
+        saving=trained - watch.judged,
+        evaluation=evaluated - trained,
+    )
+
+
+def _extrapolated(watch: Stopwatch, began: float) -> Timing:
+    """From the images that clients went through until patience ended."""
+    spent = watch.clients[-1][0] - watch.begun[-1]
+    seen = sum(samples for _, samples in watch.clients)
+    per_round = spent * watch.images / max(1, seen)
+    return Timing(watch.begun[0] - began, 0.0, per_round, 0.0, 0.0, 0.0, partial=True)
+
+
+def measure_all(
+    jobs: Sequence[Job],
+    protocols: Callable[[Job], tuple[str, ...]],
+    options: ProtocolOptions,
+    folder: Path,
+    device: str,
+    tell: Callable[[str, int, int], None],
+) -> dict[str, Timing]:
+    """The timing of every arm with something left to do, kept for the next call."""
+    cache = folder / "timing.json"
+    known: dict[str, Any] = json.loads(cache.read_text()) if cache.exists() else {}
+    arms = {job.arm.name: job for job in reversed(jobs)}
+    found: dict[str, Timing] = {}
+    for place, (name, job) in enumerate(sorted(arms.items(), key=lambda item: jobs.index(item[1]))):
+        tell(job.arm.label, place, len(arms))
+        wanted = protocols(job)
+        key = _key(job.config, wanted, options, device)
+        if key not in known:
+            known[key] = asdict(measure(job.config, wanted, options, folder / "timing" / name))
+            write_text(cache, json.dumps(known, indent=2))
+            release()
+        found[name] = Timing(**known[key])
+    shutil.rmtree(folder / "timing", ignore_errors=True)
+    return found
+
+
+def _key(config: Config, protocols: Sequence[str], options: ProtocolOptions, device: str) -> str:
+    """Configurations that differ only in what takes no time share a timing."""
+    raw = config.model_dump(mode="json")
+    for key in ("name", "seed", "paper"):
+        raw.pop(key, None)
+    raw["server"].pop("rounds")
+    raw["local"].pop("lr")
+    raw["evaluation"].pop("every")
+    about = [raw, sorted(protocols), options.model_dump(mode="json"), device]
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def fitting_rounds(costs: Sequence[tuple[Timing, Config]], seconds: float, most: int) -> int | None:
+    """The most rounds with which all runs fit into `seconds`; None where not even one does."""
+
+    def total(rounds: int) -> float:
+        return sum(timing.run(config, rounds) for timing, config in costs)
+
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if total(middle) <= seconds else (low, middle - 1)
+    return low or None
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from '90s', '20min', '1h30min'."""
+    units = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
+    total, rest = 0.0, text.strip().replace(" ", "")
+    while rest:
+        number = rest[: len(rest) - len(rest.lstrip("0123456789."))]
+        rest = rest[len(number) :]
+        unit = rest[: len(rest) - len(rest.lstrip("hmins"))]
+        rest = rest[len(unit) :]
+        try:
+            total += float(number) * units[unit]
+        except (KeyError, ValueError):
+            raise ConfigError(f"--budget {text}: write it as 90s, 20min or 1h30min") from None
+    if total <= 0:
+        raise ConfigError(f"--budget {text}: write it as 90s, 20min or 1h30min")
+    return total

@@ -1,0 +1,153 @@
+"""What a study comes down to: one run per arm and seed, each in a place of its own.
+
+A run that is there is gone on with, never begun anew; its configuration must be the one asked for.
+A finished run of the same configuration in another study under the same folder is judged instead
+of trained a second time (table 2's Per-SSFL is also an arm of two other studies).
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ssfl.config import Config, load_config
+from ssfl.errors import ConfigError
+from ssfl.federation.checkpoint import latest_checkpoint
+from ssfl.reproduce.study import Arm, Study
+from ssfl.run import Run
+
+_UNIMPORTANT = ("version", "name", "run.", "paper.", "device.workers", "device.gpus_per_worker")
+"""Keys that do not change what comes out."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be trained and judged."""
+
+    arm: Arm
+    seed: int
+    config: Config
+    place: Path
+    """Where it is trained: OUT/STUDY/runs/ARM-seedS."""
+    twin: Path | None = None
+    """A finished run of the same configuration, if another study has one."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm.name}-seed{self.seed}"
+
+    @property
+    def record(self) -> Path:
+        """Where its result is kept."""
+        return self.place.with_name(f"{self.place.name}.json")
+
+    @property
+    def home(self) -> Path:
+        """The run directory that is judged."""
+        return self.twin or self.place
+
+    def rounds_done(self) -> int:
+        """Rounds that need not be trained any more."""
+        if self.twin is not None:
+            return self.config.server.rounds
+        found = latest_checkpoint(self.place / "checkpoints")
+        return found.rounds if found else 0
+
+    @property
+    def trained(self) -> bool:
+        return finished(self.home, self.config.server.rounds)
+
+
+def finished(run: Path, rounds: int) -> bool:
+    """The run came to its end."""
+    return (run / "final.json").is_file() and Run(run).final.get("rounds") == rounds
+
+
+def plan(
+    name: str,
+    study: Study,
+    out: Path,
+    *,
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    rounds: int | None,
+    settings: Sequence[str] = (),
+) -> list[Job]:
+    """All runs, the first seed of every arm first: cut short, it still says something of each."""
+    jobs, there = [], _runs_below(out)
+    for seed in seeds:
+        for arm in arms:
+            label = f"{name}-{arm.name}-seed{seed}"
+            config = study.config(
+                arm, name=label, seed=seed, rounds=rounds, settings=tuple(settings)
+            )
+            job = Job(arm, seed, config, out / name / "runs" / f"{arm.name}-seed{seed}")
+            _check(job)
+            jobs.append(_with_twin(job, there))
+    return jobs
+
+
+def rounds_of_runs(folder: Path, arms: Sequence[Arm], seeds: Sequence[int]) -> int | None:
+    """Rounds of the runs that are there already, for those who go on with them."""
+    for arm in arms:
+        for seed in seeds:
+            path = folder / "runs" / f"{arm.name}-seed{seed}" / "config.toml"
+            if path.is_file():
+                return load_config(path).server.rounds
+    return None
+
+
+def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
+    """Keys that matter and in which two configurations differ."""
+    left, right = _flat(one), _flat(other)
+    keys = [*left, *(key for key in right if key not in left)]
+    return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    def walk(table: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                yield from walk(value, f"{prefix}{key}.")
+            elif not f"{prefix}{key}".startswith(_UNIMPORTANT):
+                yield f"{prefix}{key}", value
+
+    return dict(walk(config.model_dump(mode="json"), ""))
+
+
+def _check(job: Job) -> None:
+    """What is in the job's place must be the job's."""
+    if not (job.place / "config.toml").is_file():
+        return
+    found = differences(load_config(job.place / "config.toml"), job.config)
+    if not found:
+        return
+    key, (there, asked) = next(iter(found.items()))
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    hint = f"go on with it by --rounds {there}, or " if key == "server.rounds" else ""
+    raise ConfigError(
+        f"{job.place} is a run of another configuration: {key} is {there!r} there and {asked!r} "
+        f"here{more}; {hint}choose another --out, or delete that run"
+    )
+
+
+def _with_twin(job: Job, there: dict[Path, Config]) -> Job:
+    if job.place.exists():
+        return job
+    for path, config in there.items():
+        if config.seed == job.seed and not differences(config, job.config):
+            return replace(job, twin=path)
+    return job
+
+
+def _runs_below(out: Path) -> dict[Path, Config]:
+    """Finished runs of all studies; one that cannot be read (of another version) is not ours."""
+    found = {}
+    for path in sorted(out.glob("*/runs/*/config.toml")):
+        with contextlib.suppress(ConfigError):
+            config = load_config(path)
+            saved = any((path.parent / "checkpoints").glob("round-*"))
+            if saved and finished(path.parent, config.server.rounds):
+                found[path.parent] = config
+    return found

@@ -1,0 +1,118 @@
+"""From a finished run to its result: judged by the study's protocols, with all that made it."""
+
+import contextlib
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+import ssfl
+from ssfl.errors import ConfigError
+from ssfl.evaluation.bench import Progress
+from ssfl.evaluation.protocols import evaluate
+from ssfl.evaluation.scores import Evaluation, load_evaluation
+from ssfl.federation.engine import pick_device
+from ssfl.report.record import Record
+from ssfl.reproduce import made
+from ssfl.reproduce.jobs import Job
+from ssfl.reproduce.results import Figure, Result
+from ssfl.reproduce.study import HEALTH, Study
+from ssfl.reproduce.watch import Plan
+from ssfl.run import Run
+
+
+def judge(study: Study, job: Job, progress: Progress) -> Evaluation:
+    """The study's figures; those that were measured before, for another study, are not again."""
+    run, path = Run(job.home), job.home / "evaluation.json"
+    old = load_evaluation(path)
+    if old is not None and not _as_wanted(old, study, job):
+        old = None
+    there = {score.name for score in old.scores} | set(HEALTH) if old else set()
+    if old is not None and there >= set(study.figures_of(job.arm)):
+        return old
+    found = evaluate(run, study.protocols_of(job.arm), options=study.options, progress=progress)
+    if old is not None:
+        known = {score.name for score in found.scores}
+        kept = [score for score in old.scores if score.name not in known]
+        found = replace(found, scores=[*found.scores, *kept])
+        found.save(path)
+    return found
+
+
+def _as_wanted(old: Evaluation, study: Study, job: Job) -> bool:
+    """Measured on the last round, and in the same way; more of it or less does no harm."""
+    amount = ("fractions", "finetune_clients")
+    how = {k: v for k, v in study.options.model_dump(mode="json").items() if k not in amount}
+    before = {k: v for k, v in old.options.items() if k not in amount}
+    return old.rounds == job.config.server.rounds and before == how
+
+
+def result_of(
+    plan: Plan, job: Job, found: Evaluation, settings: tuple[str, ...], command: str
+) -> Result:
+    run, record = Run(job.home), Record(Run(job.home))
+    health = found.health.get("global", {})
+    figures: dict[str, Figure] = {}
+    for name in plan.study.figures_of(job.arm):
+        if name in HEALTH:
+            value = health.get(name)
+            if value is not None:
+                figures[name] = Figure(value=value, over="features")
+        else:
+            with contextlib.suppress(KeyError):  # an algorithm without Θ has none of its figures
+                figures[name] = Figure.of(found[name])
+    if missing := set(plan.study.figures_of(job.arm)) - set(figures):
+        raise ConfigError(
+            f"{job.name}: {', '.join(sorted(missing))} cannot be measured on this run; "
+            f"{'; '.join(found.notes) or 'choose other figures in the study'}"
+        )
+    with contextlib.suppress(KeyError):
+        for name in ("global_knn", "personal_knn"):
+            figures.setdefault(name, Figure.of(found[name]))
+    facts = run.facts
+    device = pick_device(job.config.device.device)
+    return Result(
+        arm=job.arm.name,
+        seed=job.seed,
+        rounds=found.rounds,
+        settings=settings,
+        synthetic=plan.synthetic,
+        data=facts["data"],
+        clients=facts["clients"],
+        train_images=facts["train_images"],
+        figures=figures,
+        health=health,
+        curve=_curve(record),
+        seconds=run.final["seconds"],
+        evaluation_seconds=found.seconds.get("total", 0.0),
+        command=command,
+        commit=made.commit(),
+        version=ssfl.__version__,
+        device=made.device_name(device),
+        torch=torch.__version__,
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=_relative(job.home, plan.folder),
+        config=job.config.model_dump(mode="json", exclude={"version", "name"}),
+    )
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """A path as seen from a study's folder, which may be its neighbour."""
+    path, folder = path.resolve(), folder.resolve()
+    if path.is_relative_to(folder):
+        return str(path.relative_to(folder))
+    return f"../{path.relative_to(folder.parent)}"
+
+
+def _curve(record: Record) -> dict[str, list[float | None]]:
+    """Indicators at every evaluation, and the loss of the round before it."""
+    losses = dict(record.curve("round", "loss"))
+    rows = record.evaluations
+    curve: dict[str, list[float | None]] = {
+        "round": [row["round"] for row in rows],
+        "loss": [losses.get(row["round"]) for row in rows],
+    }
+    for figure in ("knn_global", "knn_mean"):
+        curve[figure] = [row.get(figure) for row in rows]
+    return {key: values for key, values in curve.items() if any(v is not None for v in values)}

@@ -1,0 +1,201 @@
+"""The pages: a study's README.md, and RESULTS.md over all of them. Paper, ours, difference.
+
+A figure is never put beside another of other rounds without saying so: rounds have a column.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ssfl.errors import DataError
+from ssfl.files import write_text
+from ssfl.report.words import duration
+from ssfl.reproduce.results import Result, Row, StudyResult, load_result
+from ssfl.reproduce.study import HEALTH, figure_title, studies
+
+_NONE = "–"
+
+
+def write_pages(found: StudyResult, folder: Path, *, pictures: bool = True) -> None:
+    """results.json, results.csv, README.md and the pictures of a study."""
+    found.save(folder)
+    if pictures:
+        from ssfl.reproduce.pictures import draw
+
+        draw(found, folder)
+    write_text(folder / "README.md", readme(found, folder))
+
+
+def readme(found: StudyResult, folder: Path) -> str:
+    """A study's page."""
+    parts = [f"# {found.study.title}", *_body(found, folder, "")]
+    return "\n\n".join(parts) + "\n"
+
+
+def _body(found: StudyResult, folder: Path, prefix: str) -> list[str]:
+    study = found.study
+    parts = [f"Repeats {study.repeats}."]
+    if study.finding:
+        parts.append(f"The paper: {study.finding}")
+    if study.note:
+        parts.append(study.note)
+    if any(r.synthetic for r in found.results) or any(
+        p.synthetic for p in found.partitions.values()
+    ):
+        parts.append(
+            "**Synthetic images.** Rows marked *synthetic* were made on a small set of generated "
+            "images in GLD-23K's layout, not on GLD-23K: they show that the experiment runs, and "
+            "are not to be compared with the paper's figures."
+        )
+    rows = found.rows()
+    if rows:
+        parts.append(table(rows, found.study.rounds))
+        parts.append(
+            "Figures of the last round, never the best; ± is the standard deviation over seeds, "
+            "*over clients* that between clients of a run."
+        )
+    for arm, part in found.partitions.items():
+        sizes = part.sizes
+        where = f" of {part.data}" + (" (*synthetic*)" if part.synthetic else "")
+        parts.append(
+            f"**{study.arm(arm).label}**: {sum(sizes):,} training images{where} over "
+            f"{len(sizes)} clients, from {min(sizes):,} to {max(sizes):,} each."
+        )
+        parts += _pictures(folder / arm, f"{prefix}{arm}/")
+    parts += _pictures(folder, prefix)
+    parts += _left(found)
+    if found.results:
+        parts.append(_making(found.results, f"{prefix}results.json"))
+    return parts
+
+
+def _pictures(folder: Path, prefix: str) -> list[str]:
+    paths = sorted(folder.glob("*.png"), key=lambda path: (path.stem != "figures", path.stem))
+    return [f"![{path.stem.replace('_', ' ')}]({prefix}{path.name})" for path in paths]
+
+
+def table(rows: Sequence[Row], paper_rounds: int) -> str:
+    """Paper, ours, difference; the rounds in every row."""
+    spread = any(row.client_std is not None for row in rows)
+    heads = ["", "figure", "paper", "ours", "difference", "rounds", "seeds"]
+    lines = [heads + (["over clients"] if spread else [])]
+    lines.append(["---", "---", *["---:"] * (len(lines[0]) - 2)])
+    last = None
+    for row in rows:
+        label = _label(row)
+        line = [
+            "" if label == last else label,
+            figure_title(row.figure),
+            _number(row.paper, row.figure),
+            _ours(row),
+            _NONE if row.difference is None else f"{row.difference:+.4f}".replace("-", "−"),
+            _rounds(row, paper_rounds),
+            str(len(row.seeds)),
+        ]
+        if spread:
+            line.append("" if row.client_std is None else f"± {row.client_std:.4f}")
+        lines.append(line)
+        last = label
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _label(row: Row) -> str:
+    more = [f"`{setting}`" for setting in row.settings]
+    more += ["*synthetic*"] if row.synthetic else []
+    return row.arm.label + (f" ({', '.join(more)})" if more else "")
+
+
+def _ours(row: Row) -> str:
+    text = _number(row.mean, row.figure)
+    return text if row.std is None else f"{text} ± {row.std:.4f}"
+
+
+def _rounds(row: Row, paper: int) -> str:
+    """Plain where they are the paper's; else against what."""
+    if row.rounds == paper:
+        return f"{row.rounds}"
+    return f"**{row.rounds}**, not {paper}" if row.paper is not None else f"**{row.rounds}**"
+
+
+def _number(value: float | None, figure: str) -> str:
+    if value is None:
+        return _NONE
+    return f"{value:.2f}" if figure in HEALTH else f"{value:.4f}"
+
+
+def _left(found: StudyResult) -> list[str]:
+    """What was not run, plainly."""
+    lines = [f"- {arm.label}: not run" for arm in found.not_run()]
+    never = {arm.name for arm in found.not_run()}
+    lines += [
+        f"- {found.study.arm(one.arm).label}, seed {one.seed}: {one.why}"
+        for one in found.unfinished
+        if one.arm not in never or "(" in one.why or one.why.startswith("failed")
+    ]
+    return ["Not run:\n\n" + "\n".join(lines)] if lines else []
+
+
+def _making(results: Sequence[Result], where: str) -> str:
+    """How the figures were made, each way once."""
+    ways: dict[tuple[str, ...], list[Result]] = {}
+    for result in results:
+        commit = (result.commit or "unknown").replace("+", " with changes")
+        key = (result.command, commit, result.version, result.device)
+        ways.setdefault(key, []).append(result)
+    lines = []
+    for (command, commit, version, device), group in ways.items():
+        seconds = sum(r.seconds + r.evaluation_seconds for r in group)
+        runs = "1 run" if len(group) == 1 else f"{len(group)} runs"
+        lines.append(
+            f"- `{command}`: {runs}, {duration(seconds)} on {device}; "
+            f"ssfl {version}, commit {commit}"
+        )
+    lines.append(f"- every figure, with seed, seconds and per-client values: [{where}]({where})")
+    return "Made by:\n\n" + "\n".join(lines)
+
+
+def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:
+    """One page of all results.json below `folder`; what was not run is listed as not run."""
+    folder, out = Path(folder), Path(out)
+    there = [(path, found) for path in _below(folder) if (found := load_result(path))]
+    if not there:
+        raise DataError(f"there is no results.json below {folder}: run `ssfl reproduce NAME` first")
+    known = studies()
+    for _, found in there:
+        known.setdefault(found.name, found.study)
+    parts = [
+        "# Results",
+        "What `ssfl reproduce` found, beside the paper's figures. Every figure comes from a "
+        "results.json that says by which command, commit, seed, device and in how many rounds and "
+        "seconds it was made. Figures are of the last round; a row whose rounds are not the "
+        "paper's says so.",
+    ]
+    gathered = []
+    for name, study in known.items():
+        parts.append(f"## {study.title}")
+        ours = [(path, found) for path, found in there if found.name == name]
+        if not ours:
+            arms = ", ".join(arm.label for arm in study.arms)
+            parts.append(f"Repeats {study.repeats}. **Not run** ({arms}).")
+            continue
+        (path, whole), *others = ours
+        for _, other in others:
+            whole = whole.joined(other)
+        gathered.append(whole)
+        parts += _body(whole, path.parent, _link(path.parent, out.parent))
+        for other_path, _ in others:
+            link = _link(other_path.parent, out.parent)
+            parts.append(f"Also from [{link}results.json]({link}results.json).")
+    write_text(out, "\n\n".join(parts) + "\n")
+    return gathered
+
+
+def _below(folder: Path) -> Iterable[Path]:
+    found = folder.rglob("results.json")
+    return sorted(found, key=lambda path: (len(path.parts), path))
+
+
+def _link(target: Path, start: Path) -> str:
+    import os
+
+    relative = os.path.relpath(target, start)
+    return "" if relative == "." else f"{Path(relative).as_posix()}/"

@@ -1,0 +1,215 @@
+"""A study's pictures: learning curves, figures beside the paper's, accuracy against a quantity."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ssfl.data.pictures import INK, STYLE
+from ssfl.reproduce.results import Result, Row, StudyResult
+from ssfl.reproduce.study import HEALTH, Axis, figure_title
+
+COLOURS = (
+    "#2b6ca3",
+    "#d1603d",
+    "#3a9d6e",
+    "#8a5fb0",
+    "#c79a1e",
+    "#4fb0c6",
+    "#b5476c",
+    "#6b7a86",
+    "#8c6239",
+    "#a3b52b",
+    "#1f3f73",
+    "#e39a7b",
+)
+FAINT = "#8795a1"
+
+
+def draw(found: StudyResult, folder: Path) -> list[Path]:
+    """Whatever pictures the results are good for."""
+    paths = []
+    if any(len(r.curve.get("round", ())) > 1 for r in found.results):
+        paths.append(folder / "curves.png")
+        _curves(found, paths[-1])
+    rows = [row for row in found.rows() if row.figure not in HEALTH]
+    if rows:
+        paths.append(folder / "figures.png")
+        _figures(rows, found, paths[-1])
+    if found.study.axis is not None and rows:
+        paths.append(folder / "against.png")
+        _against(found.study.axis, rows, found, paths[-1])
+    return paths
+
+
+@contextmanager
+def _axes(path: Path, width: float, height: float, columns: int = 1) -> Iterator[Any]:
+    """Axes that are saved to `path`, drawn without a display."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(STYLE | {"axes.grid.axis": "y", "grid.color": "#e3e8ec"}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure.subplots(1, columns)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150)
+
+
+def _curves(found: StudyResult, path: Path) -> None:
+    """The indicator and the loss against rounds, a line per arm, a band over seeds."""
+    groups = _groups(found)
+    many = len(groups) > 6
+    with _axes(path, 11.5, 4.6 + 0.22 * (len(groups) // 3 if many else 0), 2) as (left, right):
+        for index, (label, group) in enumerate(groups.items()):
+            colour = COLOURS[index % len(COLOURS)]
+            _band(left, group, _indicator(found, group[0]), label, colour)
+            _band(right, group, "loss", label, colour)
+        shown = {_indicator(found, group[0]) for group in groups.values()}
+        whose = {"knn_mean": ", mean over clients", "knn_global": " of Θ"}
+        left.set_title("kNN accuracy" + (whose[shown.pop()] if len(shown) == 1 else ""))
+        right.set_title("Training loss")
+        for axes in (left, right):
+            axes.set_xlabel("round")
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.grid(visible=True)
+        handles, labels = left.get_legend_handles_labels()
+        columns = min(4, len(labels))
+        left.figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10
+        )
+
+
+def _groups(found: StudyResult) -> dict[str, list[Result]]:
+    """Runs that make one line, by its label; rounds are named where they are not all the same."""
+    rounds = {result.rounds for result in found.results}
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for arm in found.study.arms:
+        for result in found.results:
+            if result.arm == arm.name:
+                more = [f"{result.rounds} rounds"] if len(rounds) > 1 else []
+                more += [*result.settings, *(["synthetic"] if result.synthetic else [])]
+                label = arm.label + (f" ({', '.join(more)})" if more else "")
+                groups[label].append(result)
+    return groups
+
+
+def _indicator(found: StudyResult, result: Result) -> str:
+    figures = found.study.figures_of(found.study.arm(result.arm))
+    personal = figures[0].startswith("personal") and "knn_mean" in result.curve
+    return "knn_mean" if personal else "knn_global"
+
+
+def _band(axes: Any, group: Sequence[Result], figure: str, label: str, colour: str) -> None:
+    """The mean over seeds, and from the lowest to the highest."""
+    points: dict[float, list[float]] = defaultdict(list)
+    for result in group:
+        rounds, values = result.curve.get("round", []), result.curve.get(figure, [])
+        for x, y in zip(rounds, values, strict=False):
+            if x is not None and y is not None:
+                points[x].append(y)
+    xs = sorted(points)
+    means = [sum(points[x]) / len(points[x]) for x in xs]
+    axes.plot(xs, means, color=colour, linewidth=1.8, label=label, solid_capstyle="round")
+    if len(group) > 1:
+        low, high = [min(points[x]) for x in xs], [max(points[x]) for x in xs]
+        axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _figures(rows: Sequence[Row], found: StudyResult, path: Path) -> None:
+    """Ours as dots with the spread over seeds, the paper's as open diamonds."""
+    with _axes(path, 9.0, 1.6 + 0.42 * len(rows)) as axes:
+        names = list(dict.fromkeys(row.figure for row in rows))
+        for place, row in enumerate(rows):
+            colour = COLOURS[names.index(row.figure) % len(COLOURS)]
+            axes.errorbar(
+                row.mean,
+                place,
+                xerr=row.std,
+                fmt="o",
+                color=colour,
+                markersize=8,
+                capsize=3,
+                zorder=3,
+            )
+            shown = f"{row.mean:.3f}"
+            axes.annotate(
+                shown, (row.mean, place), xytext=(0, 8), textcoords="offset points", ha="center",
+                fontsize=9, color=colour,
+            )  # fmt: skip
+            if row.paper is not None:
+                axes.plot(
+                    row.paper, place, "D", markersize=8, markerfacecolor="white",
+                    markeredgecolor=INK, zorder=2,
+                )  # fmt: skip
+        axes.set_yticks(range(len(rows)))
+        axes.set_yticklabels([_row_label(row, found.study.rounds) for row in rows], fontsize=10)
+        axes.set_ylim(len(rows) - 0.4, -0.7)
+        axes.grid(visible=True, axis="x")
+        axes.set_xlabel("accuracy")
+        axes.set_title(found.study.title)
+        _keys(axes, names, any(row.paper is not None for row in rows), found.study.rounds)
+
+
+def _keys(axes: Any, names: Sequence[str], paper: bool, rounds: int) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], marker="o", linestyle="", color=COLOURS[i % len(COLOURS)], markersize=8)
+        for i in range(len(names))
+    ]
+    labels = [figure_title(name) for name in names]
+    if paper:
+        handles.append(
+            Line2D([], [], marker="D", linestyle="", markerfacecolor="white", markeredgecolor=INK)
+        )
+        labels.append(f"the paper ({rounds} rounds)")
+    axes.figure.legend(
+        handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9
+    )
+
+
+def _row_label(row: Row, paper_rounds: int) -> str:
+    more = [*row.settings, *(["synthetic"] if row.synthetic else [])]
+    if row.rounds != paper_rounds:
+        more.append(f"{row.rounds} rounds")
+    return row.arm.label + (f"\n{', '.join(more)}" if more else "")
+
+
+def _against(axis: Axis, rows: Sequence[Row], found: StudyResult, path: Path) -> None:
+    """Lines over the quantity that arms differ in; of each arm, the run with the most rounds."""
+    best: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        best.setdefault((row.arm.name, row.figure), row)
+    with _axes(path, 7.5, 4.8) as axes:
+        ticks = set()
+        for index, line in enumerate(axis.lines):
+            shown = [(p.x, best[p.arm, p.figure]) for p in line.points if (p.arm, p.figure) in best]
+            if not shown:
+                continue
+            ticks |= {x for x, _ in shown}
+            axes.errorbar(
+                [x for x, _ in shown],
+                [row.mean for _, row in shown],
+                yerr=[row.std or 0.0 for _, row in shown],
+                fmt="o-",
+                color=COLOURS[index % len(COLOURS)],
+                linewidth=1.8,
+                markersize=7,
+                capsize=3,
+                label=line.label,
+            )
+        axes.set_xscale(axis.scale)
+        axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
+        axes.minorticks_off()
+        axes.set(xlabel=axis.label, ylabel="accuracy")
+        axes.grid(visible=True)
+        rounds = sorted({row.rounds for row in best.values()})
+        axes.set_title(found.study.title)
+        axes.text(
+            1.0, 1.01, f"{', '.join(map(str, rounds))} rounds", transform=axes.transAxes,
+            ha="right", fontsize=9, color=FAINT,
+        )  # fmt: skip
+        axes.legend(frameon=False, fontsize=10)

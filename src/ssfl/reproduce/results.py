@@ -1,0 +1,274 @@
+"""What came out of a study: every figure with all that is needed to make it again.
+
+`results.json` is complete in itself: tables, pictures and the page of all studies are made from it
+alone. Results of several machines can be put together; the same arm, seed, rounds and settings
+count once.
+"""
+
+import csv
+import io
+import json
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from ssfl.errors import CheckpointError
+from ssfl.evaluation.scores import Score
+from ssfl.files import write_text
+from ssfl.reproduce.study import Arm, Study
+from ssfl.section import Section
+
+
+class Figure(Section):
+    """One figure of one run."""
+
+    value: float
+    n: int = 1
+    """Test images or clients behind it."""
+    over: Literal["images", "clients", "features"] = "images"
+    ci95: float | None = None
+    std: float | None = None
+    """Over clients."""
+    weighted_mean: float | None = None
+    """Over clients, by their test images."""
+    clients: dict[int, float] = Field(default_factory=dict)
+    """Every client's own."""
+
+    @classmethod
+    def of(cls, score: Score) -> "Figure":
+        return cls(
+            value=score.value,
+            n=score.n,
+            over=score.over,
+            ci95=score.ci95,
+            std=score.std,
+            weighted_mean=score.weighted_mean,
+            clients=score.clients,
+        )
+
+
+class Result(Section):
+    """One run of one arm: what it was, what came out, and how it was made."""
+
+    arm: str
+    seed: int
+    rounds: int
+    settings: tuple[str, ...] = ()
+    """What was asked for beyond the study's own settings."""
+    synthetic: bool = False
+    """On images made in the place of the real ones."""
+    data: str = ""
+    clients: int = 0
+    train_images: int = 0
+    figures: dict[str, Figure]
+    health: dict[str, float | None] = Field(default_factory=dict)
+    """Label-free figures of Θ."""
+    curve: dict[str, list[float | None]] = Field(default_factory=dict)
+    """Loss and indicators against the rounds done."""
+    seconds: float = 0.0
+    """In training."""
+    evaluation_seconds: float = 0.0
+    command: str = ""
+    commit: str | None = None
+    version: str = ""
+    device: str = ""
+    torch: str = ""
+    finished: str = ""
+    run: str = ""
+    """Its run directory, as seen from where results.json is."""
+    config: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, int, int, tuple[str, ...], bool]:
+        """Two results with the same key are the same experiment."""
+        return self.arm, self.seed, self.rounds, self.settings, self.synthetic
+
+
+class Unfinished(Section):
+    """A run that was asked for and is not there."""
+
+    arm: str
+    seed: int
+    why: str
+
+
+class Partition(Section):
+    """Who holds what, where a study only shows that."""
+
+    data: str
+    synthetic: bool = False
+    sizes: list[int]
+    classes: list[str] = Field(default_factory=list)
+    counts: list[list[int]] = Field(default_factory=list)
+    """Images of each class, client by client."""
+
+
+class Row(Section):
+    """A line of a table: one figure of one arm, over its seeds."""
+
+    arm: Arm
+    figure: str
+    rounds: int
+    settings: tuple[str, ...]
+    synthetic: bool
+    values: tuple[float, ...]
+    seeds: tuple[int, ...]
+    paper: float | None
+    client_std: float | None
+    """Spread over clients, the mean over seeds."""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float | None:
+        """Over seeds."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's; synthetic images have nothing to be compared with."""
+        return None if self.paper is None or self.synthetic else self.mean - self.paper
+
+
+class StudyResult(Section):
+    """All that is known of a study."""
+
+    version: Literal[1] = 1
+    name: str
+    study: Study
+    results: list[Result] = Field(default_factory=list)
+    partitions: dict[str, Partition] = Field(default_factory=dict)
+    unfinished: list[Unfinished] = Field(default_factory=list)
+
+    def rows(self) -> list[Row]:
+        """A row for each arm, number of rounds and set of settings, and for each of its figures."""
+        found: list[Row] = []
+        for arm in self.study.arms:
+            groups: dict[tuple[Any, ...], list[Result]] = {}
+            for result in self.results:
+                if result.arm == arm.name:
+                    key = (-result.rounds, result.settings, result.synthetic)
+                    groups.setdefault(key, []).append(result)
+            for _, group in sorted(groups.items()):
+                found += self._rows_of(arm, sorted(group, key=lambda r: r.seed))
+        return found
+
+    def _rows_of(self, arm: Arm, group: Sequence[Result]) -> Iterable[Row]:
+        for figure in self.study.figures_of(arm):
+            there = [r for r in group if figure in r.figures]
+            if not there:
+                continue
+            spread = [s for r in there if (s := r.figures[figure].std) is not None]
+            yield Row(
+                arm=arm,
+                figure=figure,
+                rounds=there[0].rounds,
+                settings=there[0].settings,
+                synthetic=there[0].synthetic,
+                values=tuple(r.figures[figure].value for r in there),
+                seeds=tuple(r.seed for r in there),
+                paper=arm.paper.get(figure),
+                client_std=statistics.fmean(spread) if spread else None,
+            )
+
+    def not_run(self) -> list[Arm]:
+        """Arms of which nothing is known."""
+        there = {result.arm for result in self.results} | set(self.partitions)
+        return [arm for arm in self.study.arms if arm.name not in there]
+
+    def value(self, arm: str, figure: str) -> float:
+        """A figure's mean over seeds, of the run with the most rounds."""
+        for row in self.rows():
+            if row.arm.name == arm and row.figure == figure:
+                return row.mean
+        raise KeyError(f"{figure} of {arm} was not measured")
+
+    def joined(self, other: "StudyResult") -> "StudyResult":
+        """With what another machine found; what both have is taken from here."""
+        mine, arms = {r.key for r in self.results}, {arm.name for arm in self.study.arms}
+        more = [r for r in other.results if r.key not in mine and r.arm in arms]
+        parts = {name: p for name, p in other.partitions.items() if name in arms}
+        there = {(r.arm, r.seed) for r in (*self.results, *more)}
+        left = {(u.arm, u.seed): u for u in (*other.unfinished, *self.unfinished)}
+        return self.model_copy(
+            update={
+                "results": sorted([*self.results, *more], key=self._order),
+                "partitions": parts | self.partitions,
+                "unfinished": [u for key, u in left.items() if key not in there],
+            }
+        )
+
+    def _order(self, result: Result) -> tuple[Any, ...]:
+        names = [arm.name for arm in self.study.arms]
+        return names.index(result.arm), -result.rounds, result.settings, result.seed
+
+    def save(self, folder: Path) -> None:
+        """Write results.json and results.csv."""
+        text = json.dumps(self.model_dump(mode="json"), indent=1, allow_nan=False)
+        write_text(folder / "results.json", _short_lists(text) + "\n")
+        write_text(folder / "results.csv", self.csv())
+
+    def csv(self) -> str:
+        """One line per figure of each run; of a partition, one per client."""
+        lines: list[dict[str, Any]] = []
+        for result in self.results:
+            arm = self.study.arm(result.arm)
+            for name, figure in result.figures.items():
+                lines.append(
+                    {
+                        "study": self.name,
+                        "arm": arm.name,
+                        "label": arm.label,
+                        "settings": " ".join(result.settings),
+                        "synthetic": result.synthetic,
+                        "seed": result.seed,
+                        "rounds": result.rounds,
+                        "figure": name,
+                        "value": figure.value,
+                        "std_over_clients": figure.std,
+                        "weighted_mean": figure.weighted_mean,
+                        "paper": arm.paper.get(name),
+                        "paper_rounds": self.study.rounds,
+                        "seconds": round(result.seconds, 1),
+                        "device": result.device,
+                        "commit": result.commit,
+                    }
+                )
+        for name, part in self.partitions.items():
+            for client, size in enumerate(part.sizes):
+                classes = part.counts[client] if part.counts else []
+                counts = dict(zip(part.classes, classes, strict=True))
+                lines.append({"study": self.name, "arm": name, "client": client, "images": size})
+                lines[-1] |= counts
+        columns = list(dict.fromkeys(key for line in lines for key in line))
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return text.getvalue()
+
+
+def _short_lists(text: str) -> str:
+    """Lists of numbers on one line: a curve is not worth a page."""
+    numbers = re.compile(r"\[\s+([-+\d.,eE\s]|null)+\]")
+    return numbers.sub(lambda found: re.sub(r"\s+", " ", found[0]), text)
+
+
+def load_result(path: Path) -> StudyResult | None:
+    """What `save` wrote, or None where there is nothing yet."""
+    if not path.exists():
+        return None
+    try:
+        return StudyResult.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CheckpointError(
+            f"{path} cannot be read ({where}: {first['msg']}): move it away, and run again"
+        ) from None

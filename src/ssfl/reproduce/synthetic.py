@@ -1,0 +1,73 @@
+"""A small set of made-up photographs in GLD-23K's layout, for where the real one is not at hand.
+
+It shows that the experiment runs, not what it finds: pictures of shapes in the place of landmarks,
+each photographer with a taste for some of them, a few with too few pictures to take part.
+"""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+
+from ssfl.config import Config
+from ssfl.data.sources import data_root
+from ssfl.data.sources.folder import locate
+from ssfl.data.sources.gld23k import Gld23kOptions
+from ssfl.data.sources.shapes import Shapes, ShapesOptions
+from ssfl.errors import DataError
+from ssfl.files import write_text
+from ssfl.seeding import numpy_generator
+
+LIST = "mini_gld_train_split.csv"
+SIZES = (100, 110, 120, 130, 140, 150, 160, 170, 180, 240, 40, 25)
+"""Pictures of each photographer; the last two have too few."""
+IMAGE_SIZE = 64
+CLASSES = 10
+SEED = 23
+
+
+def wants_gld23k(config: Config) -> bool:
+    return isinstance(config.data, Gld23kOptions)
+
+
+def missing(config: Config) -> bool:
+    """The configuration asks for GLD-23K, and it is not there."""
+    if not isinstance(config.data, Gld23kOptions):
+        return False
+    try:
+        locate(config.data.path, data_root())
+    except DataError:
+        return True
+    return False
+
+
+def make_gld23k(folder: Path) -> list[str]:
+    """Write the set to `folder` unless it is there; returns the settings that use it."""
+    if not (folder / LIST).exists():
+        _write(folder)
+    return [f"data.path={folder.resolve()}", f"data.image_size={IMAGE_SIZE}"]
+
+
+def _write(folder: Path) -> None:
+    from PIL import Image
+
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    rng = numpy_generator(SEED, "synthetic-gld23k")
+    wanted = [rng.choice(CLASSES, size, p=rng.dirichlet(np.full(CLASSES, 0.5))) for size in SIZES]
+    most = int(np.bincount(np.concatenate(wanted)).max())
+    options = ShapesOptions(train=CLASSES * most, test=CLASSES, image_size=IMAGE_SIZE)
+    images = Shapes.load(options, root=folder, seed=SEED).train
+    assert images.labels is not None
+    labels = images.labels.numpy()
+    decks = [iter(np.flatnonzero(labels == label)) for label in range(CLASSES)]
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["user_id", "image_id", "class"])
+    for user, own in enumerate(wanted):
+        for label in own:
+            index = next(decks[label])
+            pixels = images.pixels[index].permute(1, 2, 0).numpy()
+            Image.fromarray(pixels).save(folder / "images" / f"{index:06d}.jpg", quality=92)
+            writer.writerow([user, f"{index:06d}", label])
+    write_text(folder / LIST, table.getvalue())  # last: with it, the set is whole

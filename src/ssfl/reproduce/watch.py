@@ -1,0 +1,134 @@
+"""A plan, whoever watches it being carried out, and the clock that may end it."""
+
+import logging
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ssfl.config import parse
+from ssfl.data.federated import FederatedData
+from ssfl.evaluation.bench import Progress, silent
+from ssfl.experiment import Display, Quiet
+from ssfl.federation.messages import Reply
+from ssfl.reproduce.estimate import Timing
+from ssfl.reproduce.jobs import Job, differences
+from ssfl.reproduce.results import Result
+from ssfl.reproduce.study import Study
+from ssfl.run import Run
+from ssfl.tracking import Row
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Plan:
+    """What is about to be run, and how long it takes."""
+
+    name: str
+    study: Study
+    folder: Path
+    jobs: list[Job]
+    synthetic: bool = False
+    timings: dict[str, Timing] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the user should know before it starts."""
+
+    def seconds(self, job: Job) -> float | None:
+        """What is left of a job; None where nothing was timed."""
+        if self.is_done(job):
+            return 0.0
+        timing = self.timings.get(job.arm.name)
+        return timing.run(job.config, done=job.rounds_done()) if timing else None
+
+    def total(self) -> float | None:
+        parts = [self.seconds(job) for job in self.jobs]
+        return None if None in parts else sum(part for part in parts if part)
+
+    def recorded(self, job: Job) -> Result | None:
+        """A job's result, if it was trained, judged by the study's figures and written down."""
+        if not (job.record.exists() and job.trained):
+            return None
+        result = Result.model_validate_json(job.record.read_text(encoding="utf-8"))
+        there = result.figures.keys() >= set(self.study.figures_of(job.arm))
+        same = not differences(parse(result.config), job.config)
+        return result if there and same else None
+
+    def is_done(self, job: Job) -> bool:
+        return self.recorded(job) is not None
+
+    def unfinished(self) -> list[Job]:
+        return [job for job in self.jobs if not self.is_done(job)]
+
+
+class Watch(Protocol):
+    """What watches a study: a terminal, or nothing."""
+
+    def timing(self, label: str, place: int, total: int) -> None: ...
+
+    def plan(self, plan: Plan) -> None: ...
+
+    def begin(self, job: Job, place: int, total: int) -> Display: ...
+
+    def evaluation(self, job: Job) -> AbstractContextManager[Progress]: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class Unwatched:
+    """Shows nothing; what matters goes to the log."""
+
+    def timing(self, label: str, place: int, total: int) -> None: ...
+
+    def plan(self, plan: Plan) -> None: ...
+
+    def begin(self, job: Job, place: int, total: int) -> Display:
+        return Quiet()
+
+    def evaluation(self, job: Job) -> AbstractContextManager[Progress]:
+        return nullcontext(silent)
+
+    def say(self, text: str) -> None:
+        log.info(text)
+
+
+class OutOfTime(KeyboardInterrupt):
+    """The budget is spent in the midst of a run, which saves itself as on Ctrl-C."""
+
+
+class Clock:
+    """How much of the budget is left."""
+
+    def __init__(self, budget: float | None) -> None:
+        self._end = None if budget is None else time.perf_counter() + budget
+
+    def left(self) -> float:
+        return float("inf") if self._end is None else self._end - time.perf_counter()
+
+
+class Until:
+    """A display that ends a run between two rounds when time is up."""
+
+    def __init__(self, display: Display, clock: Clock, reserve: float) -> None:
+        self._display, self._clock, self._reserve = display, clock, reserve
+
+    def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None:
+        self._display.start(run, data, rounds, done)
+
+    def begin_round(self, round_: int, clients: int) -> None:
+        if self._clock.left() < self._reserve:
+            raise OutOfTime
+        self._display.begin_round(round_, clients)
+
+    def reply(self, reply: Reply) -> None:
+        self._display.reply(reply)
+
+    def row(self, row: Row) -> None:
+        self._display.row(row)
+
+    def note(self, text: str) -> None:
+        self._display.note(text)
+
+    def stop(self) -> None:
+        self._display.stop()

@@ -1,0 +1,273 @@
+"""From a study's name to its results: plan, time, train, judge, write; and go on where it stopped.
+
+Figures are those of the last round, never the best. Whatever ends it (a budget, Ctrl-C, a kill),
+what was done is kept, and the same command goes on with it.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ssfl.assemble import load_federated
+from ssfl.data.pictures import save_partition_pictures
+from ssfl.errors import CheckpointError, ConfigError, FederationError
+from ssfl.experiment import Display, resume, train
+from ssfl.federation.engine import pick_device
+from ssfl.files import write_text
+from ssfl.reproduce import made, synthetic
+from ssfl.reproduce.estimate import LEAST_ROUNDS, MARGIN, Timing, fitting_rounds, measure_all
+from ssfl.reproduce.jobs import Job, plan, rounds_of_runs
+from ssfl.reproduce.outcome import judge, result_of
+from ssfl.reproduce.pages import write_pages
+from ssfl.reproduce.results import Partition, StudyResult, Unfinished, load_result
+from ssfl.reproduce.study import Arm, Study, load_study
+from ssfl.reproduce.watch import Clock, OutOfTime, Plan, Until, Unwatched, Watch
+
+
+def reproduce(
+    name: str | Path,
+    *,
+    rounds: int | None = None,
+    seeds: int | Sequence[int] | None = None,
+    budget: float | None = None,
+    out: str | Path = "results",
+    settings: Sequence[str] = (),
+    arms: Sequence[str] = (),
+    synthetic_data: bool = False,
+    timing: bool = True,
+    dry_run: bool = False,
+    watch: Watch | None = None,
+    command: str | None = None,
+) -> StudyResult:
+    """Run a study of the paper (or one's own, a .toml file) and write OUT/NAME.
+
+    `rounds` and `seeds` are the study's own unless given; `budget` is in seconds and, without
+    `rounds`, decides how many of them there are. `arms` restricts it to some. The result holds
+    whatever is known of the study, of this call and of earlier ones.
+    """
+    watch, clock = watch or Unwatched(), Clock(budget)
+    label, study = load_study(name)
+    folder = Path(out) / label
+    chosen = [study.arm(arm) for arm in arms] if arms else list(study.arms)
+    asked = (
+        range(study.seeds) if seeds is None else range(seeds) if isinstance(seeds, int) else seeds
+    )
+    _check_settings(settings, asked, rounds)
+    made_up, more = _stand_in(study, chosen, folder, settings, synthetic_data)
+    if study.pictures_only:
+        return _draw(label, study, chosen, folder, [*settings, *more], made_up)
+
+    def planned(rounds: int | None) -> Plan:
+        jobs = plan(
+            label,
+            study,
+            Path(out),
+            arms=chosen,
+            seeds=asked,
+            rounds=rounds,
+            settings=[*settings, *more],
+        )
+        return Plan(label, study, folder, jobs, made_up)
+
+    notes = [_MADE_UP] if made_up else []
+    going_on = budget is not None and rounds is None
+    if going_on and (found := rounds_of_runs(folder, chosen, asked)):
+        rounds = found
+        notes.append(f"{found} rounds, as in the runs that are there already")
+    today = planned(rounds)
+    if (timing or budget is not None) and today.unfinished():
+        today.timings = _time(today, watch)
+        if budget is not None and rounds is None:
+            today, note = _fitted(today, planned, clock)
+            notes.append(note)
+    today.notes = notes
+    watch.plan(today)
+    if not dry_run:
+        _Playing(today, watch, clock, tuple(settings), command or made.command_line()).play()
+    return load_result(folder / "results.json") or StudyResult(name=label, study=study)
+
+
+_MADE_UP = (
+    "GLD-23K is not there: a small set of made-up images in its layout stands in, and its figures "
+    "are not to be compared with the paper's"
+)
+
+
+def _check_settings(settings: Sequence[str], seeds: Sequence[int], rounds: int | None) -> None:
+    if not seeds or min(seeds) < 0:
+        raise ConfigError("--seeds is a number of seeds (3), or the seeds themselves (0,1,2)")
+    if rounds is not None and rounds < 1:
+        raise ConfigError("--rounds must be at least 1")
+    for setting in settings:
+        key = setting.partition("=")[0].strip()
+        if key in ("seed", "server.rounds", "name"):
+            option = {"seed": "--seeds", "server.rounds": "--rounds"}.get(key, "--out")
+            raise ConfigError(f"--set {setting}: a study has {option} for that")
+
+
+def _stand_in(
+    study: Study, arms: Sequence[Arm], folder: Path, settings: Sequence[str], asked: bool
+) -> tuple[bool, list[str]]:
+    """Whether made-up images take GLD-23K's place, and the settings that make it so."""
+    configs = {
+        arm.name: study.config(arm, name="x", seed=0, rounds=None, settings=tuple(settings))
+        for arm in arms
+    }
+    of_gld = [config for config in configs.values() if synthetic.wants_gld23k(config)]
+    if asked and not of_gld:
+        raise ConfigError("--synthetic is for studies of GLD-23K")
+    if not asked and not any(map(synthetic.missing, of_gld)):
+        return False, []
+    if len(of_gld) < len(configs):  # only some arms: nothing can be set for all
+        return bool(of_gld), []
+    return True, synthetic.make_gld23k(folder / "runs" / "synthetic-gld23k")
+
+
+def _time(today: Plan, watch: Watch) -> dict[str, Timing]:
+    """Time every arm that has something left to do."""
+    device = made.device_name(pick_device(today.jobs[0].config.device.device))
+    try:
+        return measure_all(
+            today.unfinished(),
+            lambda job: today.study.protocols_of(job.arm),
+            today.study.options,
+            today.folder / "runs",
+            device,
+            watch.timing,
+        )
+    finally:
+        made.release()
+
+
+def _fitted(today: Plan, planned: Callable[[int | None], Plan], clock: Clock) -> tuple[Plan, str]:
+    """The plan with as many rounds as the budget has room for."""
+    costs = [(today.timings[job.arm.name], job.config) for job in today.unfinished()]
+    most = max(job.config.server.rounds for job in today.jobs)
+    found = fitting_rounds(costs, MARGIN * clock.left(), most)
+    least = min(LEAST_ROUNDS, most)
+    if found is None or found < least:
+        rounds = least
+        note = f"the budget has no room for {least} rounds of everything: {least} rounds, in order"
+    else:
+        rounds = found - found % 10 if 100 < found < most else found
+        note = f"{rounds} rounds fit into the budget"
+    fitted = planned(rounds)
+    fitted.timings = today.timings
+    return fitted, f"{note} (the paper: {today.study.rounds})"
+
+
+class _Playing:
+    """A plan being carried out."""
+
+    def __init__(
+        self, plan: Plan, watch: Watch, clock: Clock, settings: tuple[str, ...], command: str
+    ) -> None:
+        self.plan_, self.watch, self.clock = plan, watch, clock
+        self.settings, self.command = settings, command
+        self.why: dict[str, str] = {}
+
+    def play(self) -> None:
+        jobs = self.plan_.jobs
+        try:
+            for place, job in enumerate(jobs):
+                if self.plan_.is_done(job):
+                    continue
+                self._one(job, place)
+                self._write(pictures=False)
+        finally:
+            self._write(pictures=True)
+
+    def _one(self, job: Job, place: int) -> None:
+        timing = self.plan_.timings.get(job.arm.name)
+        begin = (timing.setup + timing.warmup + timing.round) if timing else 0.0
+        judging = timing.evaluation if timing else 0.0
+        if not job.trained:
+            if self.clock.left() < begin:
+                self.why[job.name] = "the budget was spent"
+                return
+            display = self.watch.begin(job, place, len(self.plan_.jobs))
+            try:
+                _train(job, Until(display, self.clock, reserve=timing.round if timing else 0.0))
+            except OutOfTime:
+                self.why[job.name] = "the budget was spent"
+                return
+            except FederationError as error:
+                self.why[job.name] = f"failed: {error}"
+                self.watch.say(f"{job.name}: {error}")
+                return
+            finally:
+                made.release()
+        if self.clock.left() < judging:
+            self.why[job.name] = "the budget was spent"
+            return
+        with self.watch.evaluation(job) as progress:
+            found = judge(self.plan_.study, job, progress)
+        made.release()
+        result = result_of(self.plan_, job, found, self.settings, self.command)
+        write_text(job.record, result.model_dump_json())
+
+    def _write(self, *, pictures: bool) -> None:
+        """Everything under OUT/NAME, from what is known so far."""
+        plan = self.plan_
+        results, left = [], []
+        for job in plan.jobs:
+            result = plan.recorded(job)
+            if result is not None:
+                results.append(result)
+            else:
+                why = self.why.get(job.name, "stopped before it was done")
+                left.append(Unfinished(arm=job.arm.name, seed=job.seed, why=f"{why}{_so_far(job)}"))
+        now = StudyResult(name=plan.name, study=plan.study, results=results, unfinished=left)
+        before = load_result(plan.folder / "results.json")
+        write_pages(now.joined(before) if before else now, plan.folder, pictures=pictures)
+
+
+def _so_far(job: Job) -> str:
+    if job.trained:
+        return " (trained, not judged)"
+    try:
+        done = job.rounds_done()
+    except CheckpointError:
+        return ""
+    return f" (saved after {done} of {job.config.server.rounds} rounds)" if done else ""
+
+
+def _train(job: Job, display: Display) -> None:
+    if (job.place / "config.toml").is_file():
+        resume(job.place, display=display)
+    else:
+        train(job.config, out=job.place, display=display)
+
+
+def _draw(
+    name: str,
+    study: Study,
+    arms: Sequence[Arm],
+    folder: Path,
+    settings: Sequence[str],
+    made_up: bool,
+) -> StudyResult:
+    """A study of pictures: the partition of every arm, drawn."""
+    parts = {}
+    for arm in arms:
+        config = study.config(arm, name=arm.name, seed=0, rounds=None, settings=tuple(settings))
+        own = made_up and synthetic.wants_gld23k(config)
+        if own:
+            more = synthetic.make_gld23k(folder / "runs" / "synthetic-gld23k")
+            config = study.config(
+                arm, name=arm.name, seed=0, rounds=None, settings=(*settings, *more)
+            )
+        data = load_federated(config)
+        save_partition_pictures(data, folder / arm.name)
+        counts = data.class_counts()
+        parts[arm.name] = Partition(
+            data=data.dataset.name,
+            synthetic=own,
+            sizes=data.sizes().tolist(),
+            classes=list(data.dataset.classes or ()) if counts is not None else [],
+            counts=counts.tolist() if counts is not None else [],
+        )
+    now = StudyResult(name=name, study=study, partitions=parts)
+    before = load_result(folder / "results.json")
+    now = now.joined(before) if before else now
+    write_pages(now, folder, pictures=False)
+    return now

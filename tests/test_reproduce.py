@@ -1,0 +1,557 @@
+"""Studies: small ones run to their end, cut off and gone on with; the paper's are sound."""
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ssfl.commands.reproduce import reproduce as command
+from ssfl.config import load_config
+from ssfl.errors import ConfigError
+from ssfl.experiment import Quiet
+from ssfl.reproduce import StudyResult, load_study, reproduce, studies
+from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_duration
+from ssfl.reproduce.jobs import Job
+from ssfl.reproduce.pages import collect, readme
+from ssfl.reproduce.results import Figure, Partition, Result, Unfinished, load_result
+from ssfl.reproduce.study import protocol_of
+from ssfl.reproduce.synthetic import make_gld23k
+from ssfl.reproduce.watch import Clock, OutOfTime, Plan, Until, Unwatched
+
+SMALL = [
+    "data.test_fraction=0.7",
+    "partition.clients=3",
+    "model.width=4",
+    "ssl.projector_width=16",
+    "ssl.predictor_width=8",
+    "evaluation.baselines=false",
+    "device.device=cpu",
+    "device.workers=1",
+    "run.checkpoint_every=1",
+]
+ARMS = """
+[[arms]]
+name = "plain"
+label = "Plain"
+recipe = "digits"
+settings = {plain}
+figures = ["global_federated_linear", "effective_rank"]
+paper = {{ global_federated_linear = 0.75 }}
+
+[[arms]]
+name = "personal"
+label = "Personal"
+recipe = "digits"
+settings = {personal}
+"""
+
+
+def write_study(folder: Path, name: str = "tiny", figures: str = '"personal_knn"') -> Path:
+    path = folder / f"{name}.toml"
+    head = (
+        'title = "A tiny study"\nrepeats = "nothing"\nrounds = 800\nseeds = 2\n'
+        f"figures = [{figures}]\n[options.linear]\nrounds = 3\niterations = 20\n"
+    )
+    personal = ["algorithm.name=per-ssfl", *SMALL]
+    path.write_text(head + ARMS.format(plain=json.dumps(SMALL), personal=json.dumps(personal)))
+    return path
+
+
+class Seen(Unwatched):
+    """Remembers what was planned and begun; may break off a run between two rounds."""
+
+    def __init__(self, breaks: type[BaseException] | None = None, at: int = 1) -> None:
+        self.begun: list[str] = []
+        self.judged: list[str] = []
+        self.planned: list[Plan] = []
+        self.totals: list[float | None] = []
+        self.breaks, self.at = breaks, at
+
+    def plan(self, plan: Plan) -> None:
+        self.planned.append(plan)
+        self.totals.append(plan.total())  # before anything is done
+
+    def begin(self, job: Job, place: int, total: int) -> Any:
+        self.begun.append(job.name)
+        breaks = self.breaks if len(self.begun) > self.at else None
+
+        class Breaking(Quiet):
+            def begin_round(self, round_: int, clients: int) -> None:
+                if breaks is not None and round_ == 1:
+                    raise breaks
+
+        return Breaking()
+
+    def evaluation(self, job: Job) -> Any:
+        self.judged.append(job.name)
+        return super().evaluation(job)
+
+
+class Killed(BaseException):
+    """Nothing is saved on the way out."""
+
+
+class Whole:
+    """A tiny study that ran undisturbed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.study, self.out, self.seen = write_study(folder), folder / "results", Seen()
+        self.folder = self.out / "tiny"
+        dry = reproduce(self.study, rounds=2, out=self.out, watch=self.seen, dry_run=True)
+        assert not dry.results
+        started = time.perf_counter()
+        self.result = reproduce(self.study, rounds=2, out=self.out, watch=self.seen, command="it")
+        self.seconds = time.perf_counter() - started
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(tmp_path_factory.mktemp("whole"))
+
+
+def figures(result: StudyResult) -> dict[tuple[str, int], Any]:
+    return {(r.arm, r.seed): (r.rounds, r.figures, r.health, r.curve) for r in result.results}
+
+
+# A study as a whole
+
+
+def test_every_arm_and_seed_is_run_the_first_seed_of_all_arms_first(whole: Whole) -> None:
+    expected = ["plain-seed0", "personal-seed0", "plain-seed1", "personal-seed1"]
+    assert whole.seen.begun == expected
+    assert {(r.arm, r.seed) for r in whole.result.results} == set(figures(whole.result))
+    assert not whole.result.unfinished
+
+
+def test_a_figure_comes_with_all_that_made_it(whole: Whole) -> None:
+    raw = json.loads((whole.folder / "results.json").read_text())
+    for result in raw["results"]:
+        assert result["command"] == "it"
+        assert result["version"]
+        assert result["device"]
+        assert "commit" in result
+        assert result["rounds"] == 2
+        assert result["seconds"] > 0
+        assert result["config"]["seed"] == result["seed"]
+        assert (whole.folder / result["run"] / "final.json").is_file()
+    personal = next(r for r in raw["results"] if r["arm"] == "personal")
+    clients = personal["figures"]["personal_knn"]["clients"]
+    assert len(clients) == 3
+    value = personal["figures"]["personal_knn"]["value"]
+    assert value == pytest.approx(sum(clients.values()) / 3)
+
+
+def test_figures_are_those_of_the_last_evaluation_not_the_best(whole: Whole) -> None:
+    for result in whole.result.results:
+        saved = json.loads((whole.folder / result.run / "final.json").read_text())
+        assert result.figures["global_knn"].value == pytest.approx(saved["knn_global"])
+        assert result.curve["round"] == [1, 2]
+
+
+def test_the_page_says_the_rounds_and_the_difference(whole: Whole) -> None:
+    page = (whole.folder / "README.md").read_text()
+    values = [r.figures["global_federated_linear"].value for r in whole.result.results[:2]]
+    mean, std = np.mean(values), np.std(values, ddof=1)
+    row = next(line for line in page.splitlines() if line.startswith("| Plain"))
+    assert "0.7500" in row
+    assert f"{mean:.4f} ± {std:.4f}" in row
+    assert f"{mean - 0.75:+.4f}".replace("-", "−") in row
+    assert "**2**, not 800" in row
+    assert "`it`: 4 runs" in page
+
+
+def test_there_are_tables_and_pictures(whole: Whole) -> None:
+    for name in ("curves.png", "figures.png"):
+        assert (whole.folder / name).read_bytes().startswith(b"\x89PNG")
+        assert f"({name})" in (whole.folder / "README.md").read_text()
+    lines = (whole.folder / "results.csv").read_text().splitlines()
+    assert lines[0].startswith("study,arm,label")
+    assert sum(",global_federated_linear," in line for line in lines) == 2
+
+
+def test_the_estimate_is_of_the_right_size(whole: Whole) -> None:
+    estimate = whole.seen.totals[0]
+    assert estimate is not None
+    assert whole.seconds / 4 < estimate < 4 * whole.seconds
+
+
+def test_what_is_done_is_not_done_again(whole: Whole) -> None:
+    seen, before = Seen(), (whole.folder / "results.json").read_text()
+    again = reproduce(whole.study, rounds=2, out=whole.out, watch=seen)
+    assert not seen.begun
+    assert not seen.judged
+    assert figures(again) == figures(whole.result)
+    assert (whole.folder / "results.json").read_text() == before
+
+
+def test_another_configuration_in_the_same_place_is_refused(whole: Whole) -> None:
+    with pytest.raises(ConfigError, match=r"server\.rounds is 2 there and 5 here.*--rounds 2"):
+        reproduce(whole.study, rounds=5, out=whole.out)
+    with pytest.raises(ConfigError, match=r"local\.lr is 0\.05 there and 0\.5 here"):
+        reproduce(whole.study, rounds=2, out=whole.out, settings=["local.lr=0.5"])
+
+
+def test_a_run_of_another_study_is_judged_and_not_trained_again(whole: Whole) -> None:
+    other = write_study(whole.study.parent, "other", '"personal_linear"')
+    seen = Seen()
+    result = reproduce(
+        other, rounds=2, seeds=1, arms=["personal"], out=whole.out, watch=seen, timing=False
+    )
+    assert not seen.begun
+    assert seen.judged == ["personal-seed0"]
+    assert result.results[0].run == "../tiny/runs/personal-seed0"
+    mine = next(r for r in whole.result.results if r.arm == "personal" and r.seed == 0)
+    assert result.results[0].figures["personal_knn"] == mine.figures["personal_knn"]
+    assert [arm.name for arm in result.not_run()] == ["plain"]
+    assert "- Plain: not run" in (whole.out / "other" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, Killed])
+def test_cut_off_and_gone_on_with_it_comes_to_the_same_figures(
+    whole: Whole, tmp_path: Path, how: type[BaseException]
+) -> None:
+    common: dict[str, Any] = {"rounds": 2, "seeds": 1, "out": tmp_path, "timing": False}
+    with pytest.raises(how):
+        reproduce(whole.study, watch=Seen(how), **common)
+    part = load_result(tmp_path / "tiny" / "results.json")
+    assert part is not None
+    assert [r.arm for r in part.results] == ["plain"]
+    assert [u.why for u in part.unfinished] == [
+        "stopped before it was done (saved after 1 of 2 rounds)"
+    ]
+    seen = Seen()
+    result = reproduce(whole.study, watch=seen, **common)
+    assert seen.begun == ["personal-seed0"]
+    expected = {key: value for key, value in figures(whole.result).items() if key[1] == 0}
+    assert figures(result) == expected
+    assert not result.unfinished
+
+
+def test_a_spent_budget_leaves_the_rest_as_not_run(whole: Whole, tmp_path: Path) -> None:
+    (tmp_path / "tiny" / "runs").mkdir(parents=True)
+    timing = (whole.folder / "runs" / "timing.json").read_bytes()  # nothing need be timed again
+    (tmp_path / "tiny" / "runs" / "timing.json").write_bytes(timing)
+    seen = Seen()
+    result = reproduce(whole.study, rounds=2, budget=1e-3, out=tmp_path, watch=seen)
+    assert not seen.begun
+    assert len(result.unfinished) == 4
+    assert {u.why for u in result.unfinished} == {"the budget was spent"}
+    assert "- Plain: not run" in (tmp_path / "tiny" / "README.md").read_text()
+
+
+def test_a_budget_decides_the_rounds_and_says_so(whole: Whole, tmp_path: Path) -> None:
+    (tmp_path / "tiny" / "runs").mkdir(parents=True)
+    known = json.loads((whole.folder / "runs" / "timing.json").read_text())
+    for timing in known.values():  # of a device where everything but rounds is free
+        timing |= dict.fromkeys(timing, 0.0) | {"round": 1.0, "partial": False}
+    (tmp_path / "tiny" / "runs" / "timing.json").write_text(json.dumps(known))
+    common: dict[str, Any] = {"out": tmp_path, "dry_run": True}
+    seen = Seen()
+    settings = ["evaluation.every=0"]
+    reproduce(whole.study, seeds=1, budget=20 / 0.9, settings=settings, watch=seen, **common)
+    plan = seen.planned[0]
+    assert {job.config.server.rounds for job in plan.jobs} == {10}  # the recipe has no more
+    assert plan.total() == pytest.approx(20)
+    reproduce(whole.study, budget=20, watch=seen, **common)
+    assert f"no room for {LEAST_ROUNDS} rounds" in seen.planned[1].notes[0]
+    assert "the paper: 800" in seen.planned[1].notes[0]
+
+
+# Time
+
+
+def test_rounds_fit_into_a_budget_as_a_closed_form_says() -> None:
+    config = load_config("digits", ["evaluation.every=0", "run.checkpoint_every=100000"])
+    timing = Timing(setup=3, warmup=2, round=0.5, judging=1, saving=1, evaluation=4)
+    for jobs, seconds in ((1, 111.0), (4, 333.3), (7, 2000.0)):
+        expected = int((seconds / jobs - 3 - 2 - 1 - 1 - 4) / 0.5)
+        assert fitting_rounds([(timing, config)] * jobs, seconds, 10_000) == expected
+    assert fitting_rounds([(timing, config)], 1e9, 800) == 800
+    assert fitting_rounds([(timing, config)], 11.2, 800) is None
+
+
+def test_a_resumed_run_is_reckoned_by_what_is_left() -> None:
+    config = load_config("digits", ["evaluation.every=0", "server.rounds=50"])
+    timing = Timing(setup=3, warmup=2, round=0.5, judging=1, saving=0, evaluation=4)
+    assert timing.run(config) == pytest.approx(3 + 2 + 25 + 1 + 4)
+    assert timing.run(config, done=40) == pytest.approx(3 + 2 + 5 + 1 + 4)
+    assert timing.run(config, done=50) == pytest.approx(4)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("20min", 1200), ("1h30min", 5400), ("0.5h", 1800)]
+)
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["20", "min", "0s", "", "2 days", "1.2.3h"])
+def test_other_durations_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="write it as 90s, 20min or 1h30min"):
+        parse_duration(text)
+
+
+def test_a_run_ends_between_rounds_when_time_is_up() -> None:
+    Until(Quiet(), Clock(None), reserve=1e9).begin_round(0, 1)
+    with pytest.raises(OutOfTime):
+        Until(Quiet(), Clock(60.0), reserve=61.0).begin_round(0, 1)
+    assert issubclass(OutOfTime, KeyboardInterrupt)  # which a run takes as: save and stop
+
+
+# Results
+
+
+def result(arm: str, seed: int, rounds: int, value: float, **more: Any) -> Result:
+    figure = "global_federated_linear" if arm == "plain" else "personal_knn"
+    return Result(arm=arm, seed=seed, rounds=rounds, figures={figure: Figure(value=value)}, **more)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> StudyResult:
+    return StudyResult(name="tiny", study=load_study(write_study(tmp_path))[1])
+
+
+def test_runs_of_different_rounds_are_never_averaged(empty: StudyResult, tmp_path: Path) -> None:
+    runs = [result("plain", seed, 800, 0.8 + seed / 100) for seed in range(3)]
+    found = empty.model_copy(update={"results": [*runs, result("plain", 0, 200, 0.5)]})
+    rows = found.rows()
+    assert [(row.rounds, len(row.values)) for row in rows] == [(800, 3), (200, 1)]
+    assert rows[0].mean == pytest.approx(0.81)
+    assert rows[0].std == pytest.approx(statistics.stdev([0.80, 0.81, 0.82]))
+    assert found.value("plain", "global_federated_linear") == pytest.approx(0.81)
+    page = readme(found, tmp_path)
+    assert "| 0.5000 | −0.2500 | **200**, not 800 |" in page
+    assert "| 0.8100 ± 0.0100 | +0.0600 | 800 |" in page
+
+
+def test_results_of_two_machines_are_put_together(empty: StudyResult) -> None:
+    left = [Unfinished(arm="plain", seed=1, why="the budget was spent")]
+    here = empty.model_copy(update={"results": [result("plain", 0, 5, 0.1)], "unfinished": left})
+    there = empty.model_copy(
+        update={"results": [result("plain", 0, 5, 0.9), result("plain", 1, 5, 0.2)]}
+    )
+    both = here.joined(there)
+    assert [(r.seed, r.figures["global_federated_linear"].value) for r in both.results] == [
+        (0, 0.1),
+        (1, 0.2),
+    ]
+    assert not both.unfinished
+
+
+def test_settings_are_named_where_they_are_not_the_studys(
+    empty: StudyResult, tmp_path: Path
+) -> None:
+    found = empty.model_copy(
+        update={"results": [result("plain", 0, 5, 0.1, settings=("local.lr=0.3",))]}
+    )
+    assert "| Plain (`local.lr=0.3`) |" in readme(found, tmp_path)
+
+
+def test_synthetic_images_are_named_and_not_compared(empty: StudyResult, tmp_path: Path) -> None:
+    found = empty.model_copy(update={"results": [result("plain", 0, 800, 0.9, synthetic=True)]})
+    assert found.rows()[0].difference is None
+    page = readme(found, tmp_path)
+    assert "| Plain (*synthetic*) |" in page
+    assert "not on GLD-23K" in page
+
+
+def test_one_page_gathers_all_and_names_what_was_not_run(whole: Whole, tmp_path: Path) -> None:
+    page = tmp_path / "RESULTS.md"
+    found = collect(whole.out, page)
+    text = page.read_text()
+    assert "tiny" in [study.name for study in found]
+    assert "| Plain |" in text
+    for study in studies().values():
+        assert f"## {study.title}" in text
+    assert text.count("**Not run**") == len(studies())
+    assert "results/tiny/figures.png)" in text
+
+
+def test_results_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"version": 1}')
+    with pytest.raises(Exception, match=r"results\.json cannot be read"):
+        load_result(tmp_path / "results.json")
+
+
+# The studies that come with the package
+
+PAPER = {
+    "table1": {
+        "supervised-iid": [0.932],
+        "supervised-noniid": [0.8812],
+        "ssfl-iid": [0.914],
+        "ssfl-noniid": [0.847],
+    },
+    "table2": {
+        "la-ssfl": [0.9217, 0.8013],
+        "maml-ssfl": [0.9355, 0.8235],
+        "bilevel-ssfl": [0.9304, 0.8137],
+        "per-ssfl": [0.9388, 0.8310],
+    },
+    "table3": {
+        "la-ssfl": [0.6011, 0.4112],
+        "maml-ssfl": [0.6237, 0.4365],
+        "bilevel-ssfl": [0.6195, 0.4233],
+        "per-ssfl": [0.6371, 0.4467],
+    },
+}
+RATES = {"la-ssfl": 0.1, "maml-ssfl": 0.03, "bilevel-ssfl": 0.1, "per-ssfl": 0.03}
+
+
+@pytest.mark.parametrize("name", studies())
+def test_every_arm_is_a_valid_configuration_with_known_figures(name: str) -> None:
+    study = studies()[name]
+    for arm in study.arms:
+        config = study.config(arm, name="x", seed=1, rounds=7)
+        assert (config.seed, config.server.rounds) == (1, 7)
+        assert study.config(arm, name="x", seed=0, rounds=None).server.rounds == study.rounds
+        for figure in study.figures_of(arm):
+            assert protocol_of(figure, study.options)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_tables_have_the_papers_figures(name: str) -> None:
+    study = studies()[name]
+    assert {arm.name: list(arm.paper.values()) for arm in study.arms} == PAPER[name]
+    assert study.seeds == 3
+
+
+@pytest.mark.parametrize("name", ["table2", "table3"])
+def test_personal_methods_have_the_papers_rates_and_weights(name: str) -> None:
+    study = studies()[name]
+    for arm in study.arms:
+        config = study.config(arm, name="x", seed=0, rounds=None)
+        assert config.algorithm.name == arm.name
+        assert config.local.lr == RATES[arm.name]
+        if arm.name in ("bilevel-ssfl", "per-ssfl"):
+            assert config.algorithm.weight == (1.0 if arm.name == "bilevel-ssfl" else 0.1)
+
+
+def test_methods_are_compared_on_the_same_work() -> None:
+    study = studies()["methods"]
+    configs = [study.config(arm, name="x", seed=0, rounds=None) for arm in study.arms]
+    assert {c.ssl.method for c in configs} >= {"simsiam", "simclr", "byol", "swav"}
+    for section in ("data", "partition", "model", "server", "algorithm"):
+        assert len({str(getattr(c, section)) for c in configs}) == 1
+    assert {(c.local.batch, c.local.epochs) for c in configs} == {(256, 1)}
+
+
+def test_batches_go_from_8_to_512_true_and_accumulated() -> None:
+    study = studies()["batch-size"]
+    configs = [study.config(arm, name="x", seed=0, rounds=None).local for arm in study.arms]
+    true = [c.batch for c in configs if not c.micro_batch]
+    assert true == [8, 16, 32, 64, 128, 256, 512]
+    assert [(c.batch, c.micro_batch) for c in configs if c.micro_batch] == [
+        (64, 32),
+        (128, 32),
+        (256, 32),
+        (512, 32),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"personal_knn"', '"personal_knm"'), "unknown figure 'personal_knm'"),
+        (('name = "plain"', 'name = "personal"'), "two arms have the same name"),
+        (("{ global_federated_linear", "{ global_knn"), "a paper value of no figure: global_knn"),
+        (("repeats =", "repeat ="), "repeats: Field required"),
+    ],
+)
+def test_a_study_that_does_not_hold_together_is_refused(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    path = write_study(tmp_path)
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(ConfigError, match=message):
+        load_study(path)
+
+
+def test_an_unknown_study_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"no study 'table9' \(known: alpha, .*table3\)"):
+        load_study("table9")
+
+
+# GLD-23K, where it is not at hand
+
+
+def test_made_up_photographers_are_read_as_gld23k(tmp_path: Path) -> None:
+    from ssfl.assemble import load_federated
+
+    settings = make_gld23k(tmp_path / "gld")
+    data = load_federated(load_config("gld23k-per-ssfl", settings))
+    assert len(data.clients()) == 10  # two of twelve have fewer than 100 images
+    sizes = data.sizes() + [len(part) for part in data.test_parts or []]
+    assert sorted(sizes) == [100, 110, 120, 130, 140, 150, 160, 170, 180, 240]
+    stamp = (tmp_path / "gld" / "mini_gld_train_split.csv").stat().st_mtime_ns
+    make_gld23k(tmp_path / "gld")
+    assert (tmp_path / "gld" / "mini_gld_train_split.csv").stat().st_mtime_ns == stamp
+
+
+def test_without_gld23k_made_up_images_stand_in_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSFL_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setattr("ssfl.reproduce.synthetic.SIZES", (100,))
+    monkeypatch.chdir(tmp_path)
+    seen = Seen()
+    reproduce("table3", rounds=1, seeds=1, timing=False, dry_run=True, watch=seen)
+    assert "not to be compared with the paper's" in seen.planned[0].notes[0]
+    assert seen.planned[0].synthetic
+    assert (tmp_path / "results/table3/runs/synthetic-gld23k/images").is_dir()
+
+
+def test_partitions_are_drawn_without_training(tmp_path: Path) -> None:
+    text = (
+        'title = "Parts"\nrepeats = "nothing"\npictures_only = true\n'
+        '[[arms]]\nname = "skewed"\nlabel = "Skewed"\nrecipe = "digits"\n'
+    )
+    (tmp_path / "parts.toml").write_text(text)
+    found = reproduce(tmp_path / "parts.toml", out=tmp_path / "out")
+    part = found.partitions["skewed"]
+    assert isinstance(part, Partition)
+    assert sum(part.sizes) == sum(map(sum, part.counts))
+    assert (tmp_path / "out/parts/skewed/partition_labels.png").is_file()
+    page = (tmp_path / "out/parts/README.md").read_text()
+    assert "(skewed/partition_labels.png)" in page
+    assert "**Skewed**" in page
+
+
+# The command
+
+
+def app() -> typer.Typer:
+    single = typer.Typer()
+    single.command()(command)
+    return single
+
+
+def test_the_command_lists_all_studies() -> None:
+    done = CliRunner().invoke(app(), ["--list"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0
+    for name, study in studies().items():
+        assert any(
+            line.split()[:2] == [name, str(len(study.arms))] for line in done.output.splitlines()
+        )
+
+
+def test_the_command_shows_a_finished_study(whole: Whole) -> None:
+    arguments = [str(whole.study), "--rounds", "2", "--out", str(whole.out)]
+    done = CliRunner().invoke(app(), arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "the paper: 800 rounds" in done.output
+    assert done.output.count("done") >= 4
+
+
+def test_the_command_asks_for_one_thing_at_a_time() -> None:
+    done = CliRunner().invoke(app(), [])
+    assert isinstance(done.exception, ConfigError)
+    done = CliRunner().invoke(app(), ["table1", "--seeds", "some"])
+    assert isinstance(done.exception, ConfigError)
+    assert "--seeds some" in str(done.exception)
