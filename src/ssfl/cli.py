@@ -24,6 +24,10 @@ COMMANDS = {
     "export": ("ssfl.commands.use:export", "Take an encoder away as a file."),
     "embed": ("ssfl.commands.use:embed", "Turn images into features."),
     "classify": ("ssfl.commands.use:classify", "Classify images, given labels for a few."),
+    "reproduce": (
+        "ssfl.commands.reproduce:reproduce",
+        "Repeat the paper's experiments, ours beside theirs.",
+    ),
     "serve": ("ssfl.commands.federation:serve", "Coordinate a federation of sites."),
     "site": ("ssfl.commands.federation:site", "Take part in a federation with your own images."),
     "certs": ("ssfl.commands.federation:certs", "Make keys and certificates to try it out."),

@@ -20,17 +20,33 @@ def train(
         Path | None, typer.Option(help="Go on with this run from its last checkpoint.")
     ] = None,
     comm: Annotated[str, typer.Option(help="Transport: local, mpi or ray.")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(help="Clients side by side (the same as --set device.workers=N).")
+    ] = None,
+    gpus_per_worker: Annotated[
+        float | None, typer.Option(help="Ray: share of a GPU for each worker, e.g. 0.25.")
+    ] = None,
+    report: Annotated[bool, typer.Option(help="Write the page report.html at the end.")] = True,
 ) -> None:
     """Train one global encoder, and personal ones where the algorithm has them.
 
     Example: ssfl train demo --set algorithm.name=per-ssfl --set server.rounds=20
     """
     from ssfl import experiment
+    from ssfl.comm import join
     from ssfl.commands.console import console, stop_gracefully
     from ssfl.config import load_config
     from ssfl.display import Bars
     from ssfl.errors import ConfigError
+    from ssfl.report import write_report
 
+    if join(comm) is not None:  # an MPI rank other than the first: its work is done
+        return
+    settings = [*(settings or [])]
+    if workers is not None:
+        settings.append(f"device.workers={workers}")
+    if gpus_per_worker is not None:
+        settings.append(f"device.gpus_per_worker={gpus_per_worker}")
     if (recipe is None) == (resume is None):
         raise ConfigError(
             "give either a recipe (see `ssfl recipes`) or --resume RUN, e.g. `ssfl train demo`"
@@ -44,9 +60,13 @@ def train(
             run = experiment.resume(resume, comm=comm, display=display)
         else:
             assert recipe is not None
-            config = load_config(recipe, settings or [])
+            config = load_config(recipe, settings)
             run = experiment.train(config, out=out, comm=comm, display=display)
     show_final(run.final)
+    if report:
+        with console.status("drawing the report"):
+            page = write_report(run)
+        console.print(f"to look at: {page}", highlight=False, soft_wrap=True)
     console.print(f"all of it: {run.path}", highlight=False, soft_wrap=True)
 
 

@@ -61,6 +61,7 @@ class Engine:
         if self.device.type == "cuda" and not self.bf16:
             torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32
         if self.compile:
+            torch.backends.cudnn.benchmark = True  # shapes are few and fixed: let it choose
             _avoid_known_faults()
 
     def prepare(self, learner: Learner, algorithm: Algorithm, images: int) -> None:
