@@ -155,9 +155,9 @@ def small_steps() -> Config:
         algorithm={"name": "per-ssfl"},
         partition={"clients": 2},
         data={"source": "digits", "test_fraction": 0.9},
-        server={"rounds": 4},
-        evaluation={"every": 2},
-        run={"checkpoint_every": 2},
+        server={"rounds": 2},
+        evaluation={"every": 1, "clients": 1},
+        run={"checkpoint_every": 1},
     )
 
 
