@@ -13,19 +13,37 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ssfl.config import Config, load_config
     from ssfl.encoder import Encoder
+    from ssfl.evaluation.protocols import evaluate
     from ssfl.experiment import resume, train
+    from ssfl.report import write_comparison, write_report
     from ssfl.run import Run
+    from ssfl.use import load_encoder
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Encoder", "Run", "load_config", "resume", "train"]
+__all__ = [
+    "Config",
+    "Encoder",
+    "Run",
+    "evaluate",
+    "load_config",
+    "load_encoder",
+    "resume",
+    "train",
+    "write_comparison",
+    "write_report",
+]
 
 _HOMES = {
     "Config": "ssfl.config",
     "Encoder": "ssfl.encoder",
     "Run": "ssfl.run",
+    "evaluate": "ssfl.evaluation.protocols",
     "load_config": "ssfl.config",
+    "load_encoder": "ssfl.use",
     "resume": "ssfl.experiment",
     "train": "ssfl.experiment",
+    "write_comparison": "ssfl.report",
+    "write_report": "ssfl.report",
 }
 
 

@@ -26,6 +26,7 @@ from ssfl.federation.engine import DeviceOptions
 from ssfl.federation.options import LocalOptions, ServerOptions
 from ssfl.models.backbones import BackboneOptions
 from ssfl.registry import Registry
+from ssfl.report.paper import PaperFigures
 from ssfl.section import Section
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import MethodOptions
@@ -41,6 +42,8 @@ class RunOptions(Section):
     """Rounds between checkpoints; one is also written on Ctrl-C and at the end."""
     store_mb: int = Field(4096, ge=0)
     """Memory for clients' states before they spill to disk."""
+    trackers: tuple[Literal["mlflow", "wandb"], ...] = ()
+    """Listeners beside metrics.jsonl and TensorBoard: mlflow, wandb."""
 
 
 class Config(Section):
@@ -66,6 +69,7 @@ class Config(Section):
     evaluation: EvaluationOptions = EvaluationOptions()
     device: DeviceOptions = DeviceOptions()
     run: RunOptions = RunOptions()
+    paper: PaperFigures = PaperFigures()
 
     @model_validator(mode="after")
     def _round_fits_the_clients(self) -> "Config":

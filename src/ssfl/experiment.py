@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -114,7 +114,7 @@ class Experiment:
             run.write_facts(data.dataset, len(data.clients()))
             hosts = self._hosts(data)
             communicator: Communicator = COMMUNICATORS[self.comm](config, run.path, hosts)
-            trackers = default_trackers(run.path)
+            trackers = default_trackers(run.path, config.run.trackers, _flat(config))
             try:
                 self._rounds(data, hosts, communicator, trackers)
             finally:
@@ -172,7 +172,7 @@ class Experiment:
         for note in data.dataset.notes:
             display.note(note)
         if config.evaluation.baselines and not self._recorded("baseline", 0):
-            record({"kind": "baseline", "round": 0, **evaluation.baselines()})
+            record({"kind": "baseline", "round": 0, **_timed(evaluation.baselines)})
         asked = config.server.clients_per_round or len(data.clients())
         started = time.perf_counter()
         try:
@@ -201,7 +201,7 @@ class Experiment:
         due = done == self.config.server.rounds or (every and done % every == 0)
         if not due:
             return
-        row = evaluation.measure()
+        row = _timed(evaluation.measure)
         record({"kind": "evaluation", "round": done, **row})
         if row.get("warning"):
             self.display.note(f"round {done}: {row['warning']}")
@@ -226,6 +226,22 @@ class Experiment:
             final |= {k: v for k, v in last.items() if k not in ("kind", "round")}
         final["seconds"] = sum(row["seconds"] for row in rows if row["kind"] == "round")
         write_text(self.run.path / "final.json", json.dumps(final, indent=2))
+
+
+def _timed(measure: Callable[[], Row]) -> Row:
+    """What was measured, and the seconds it took."""
+    started = time.perf_counter()
+    return {**measure(), "seconds": time.perf_counter() - started}
+
+
+def _flat(config: Config) -> Row:
+    """The configuration as `section.key` entries."""
+    nested = config.model_dump(mode="json")
+    return {
+        f"{section}.{key}" if key else section: value
+        for section, values in nested.items()
+        for key, value in (values.items() if isinstance(values, dict) else [("", values)])
+    }
 
 
 def _round_row(report: RoundReport) -> Row:

@@ -4,6 +4,7 @@ Pixels stay in one place. A client is two lists of indices, one into the train i
 the test images, so ten thousand clients cost no more memory than one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +37,7 @@ class FederatedData:
     def __len__(self) -> int:
         return len(self.train_parts)
 
-    def clients(self) -> range:
+    def clients(self) -> Sequence[int]:
         """The clients' ids."""
         return range(len(self.train_parts))
 

@@ -57,7 +57,7 @@ class SiteData(FederatedData):
 
     here: tuple[int, ...] = ()
 
-    def clients(self) -> Sequence[int]:  # type: ignore[override]
+    def clients(self) -> Sequence[int]:
         return self.here
 
 
