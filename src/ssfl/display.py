@@ -12,7 +12,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ssfl.data.federated import FederatedData
 from ssfl.federation.messages import Reply
 from ssfl.run import Run
 from ssfl.tracking import Row
@@ -31,13 +30,13 @@ class Bars:
         self._figures: dict[str, float] = {}
         self._total = 0
 
-    def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None:
-        config = run.config
+    def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
+        config, facts = run.config, run.facts
         self._total = rounds
-        images = len(data.dataset.train)
+        images = f"{facts['train_images']:,} images of " if facts["train_images"] else "images at "
         self._console.print(
             f"[bold]{config.name}[/]: {config.algorithm.name} with {config.ssl.method} on "
-            f"{images:,} images of {data.dataset.name}, {len(data.clients())} clients, "
+            f"{images}{facts['data']}, {clients} clients, "
             f"{rounds} rounds" + (f" ({done} done)" if done else "")
         )
         self._console.print(f"run directory [cyan]{run.path}[/]", highlight=False, soft_wrap=True)

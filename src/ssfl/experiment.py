@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 class Display(Protocol):
     """What watches a run: a progress bar, or nothing."""
 
-    def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None: ...
+    def start(self, run: Run, clients: int, rounds: int, done: int) -> None: ...
 
     def begin_round(self, round_: int, clients: int) -> None: ...
 
@@ -55,7 +55,7 @@ class Display(Protocol):
 class Quiet:
     """Shows nothing; warnings still go to the log."""
 
-    def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None: ...
+    def start(self, run: Run, clients: int, rounds: int, done: int) -> None: ...
 
     def begin_round(self, round_: int, clients: int) -> None: ...
 
@@ -111,9 +111,9 @@ class Experiment:
         config, run = self.config, self.run
         with _torch_threads(config):
             data = load_federated(config, progress=not isinstance(self.display, Quiet))
-            run.write_facts(data.dataset, len(data.clients()))
             hosts = self._hosts(data)
             communicator: Communicator = COMMUNICATORS[self.comm](config, run.path, hosts)
+            run.write_facts(data.dataset, len(communicator.clients()))
             trackers = default_trackers(run.path, config.run.trackers, _flat(config))
             try:
                 self._rounds(data, hosts, communicator, trackers)
@@ -168,12 +168,12 @@ class Experiment:
         if self.run.metrics:
             log_all(trackers, {"kind": "resume", "round": server.rounds_done})
         rounds = config.server.rounds
-        display.start(self.run, data, rounds, server.rounds_done)
+        display.start(self.run, len(server.clients()), rounds, server.rounds_done)
         for note in data.dataset.notes:
             display.note(note)
         if config.evaluation.baselines and not self._recorded("baseline", 0):
             record({"kind": "baseline", "round": 0, **_timed(evaluation.baselines)})
-        asked = config.server.clients_per_round or len(data.clients())
+        asked = config.server.clients_per_round or len(server.clients())
         started = time.perf_counter()
         try:
             if server.rounds_done and not self._recorded("evaluation", server.rounds_done):

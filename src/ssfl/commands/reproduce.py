@@ -228,13 +228,12 @@ class Terminal:
 
 def _study_bars(console: Any, job: "Job", place: int, total: int) -> Any:
     """A run's bars with one above them for the runs of the study."""
-    from ssfl.data.federated import FederatedData
     from ssfl.display import Bars
     from ssfl.run import Run
 
     class StudyBars(Bars):
-        def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None:
-            super().start(run, data, rounds, done)
+        def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
+            super().start(run, clients, rounds, done)
             if self._progress is not None:
                 label = f"{job.arm.label}, seed {job.seed}"
                 self._progress.add_task("runs", total=total, completed=place, figures=label)

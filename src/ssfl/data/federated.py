@@ -71,6 +71,8 @@ class FederatedData:
 def federate(dataset: DataSet, options: PartitionOptions, seed: int) -> FederatedData:
     """Split a data set over clients. The same seed gives the same split."""
     train = dataset.train
+    if len(train) == 0:  # the images are elsewhere: so is who holds them
+        return FederatedData(dataset, [], None)
     labels, owners = _array(train.labels), _array(train.owners)
     parts = partition(labels, owners, len(train), options, numpy_generator(seed, "partition"))
     names = None

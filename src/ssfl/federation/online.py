@@ -51,8 +51,10 @@ class OnlineEvaluation:
         return figures | self._pixels()
 
     def _global(self) -> Figures:
-        """Figures of Θ over all images, where the server holds them (in simulation)."""
+        """Figures of Θ over all images, where they are here (in a simulation)."""
         train, test = self._data.dataset.train, self._data.dataset.test
+        if len(train) == 0:
+            return {}
         encoder = self._trainer.global_encoder(self._server.theta)
         queries = self._features(encoder, (test if test is not None else train).pixels)
         figures = _health_row(health(queries))
@@ -64,7 +66,7 @@ class OnlineEvaluation:
         return figures
 
     def _personal(self) -> Figures:
-        clients = list(self._data.clients())
+        clients = self._server.clients()
         chosen = [clients[i] for i in _spread(len(clients), self._options.clients).tolist()]
         return _client_row(self._server.evaluate(chosen)) if chosen else {}
 

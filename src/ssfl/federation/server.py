@@ -205,6 +205,10 @@ class Server:
         weight = reply.samples * (1 + lateness) ** -self._options.staleness
         aggregator.add(Update(reply.client, reply.delta, weight, reply.steps, reply.control))
 
+    def clients(self) -> Sequence[int]:
+        """Ids of the clients there are."""
+        return self._communicator.clients()
+
     def evaluate(self, clients: Sequence[int]) -> list[Reply]:
         """Ask clients to judge their encoders; replies in the order asked, failures left out."""
         task = self._task(TaskKind.EVALUATE)

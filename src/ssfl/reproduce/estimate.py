@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.config import Config, parse
-from ssfl.data.federated import FederatedData
 from ssfl.errors import ConfigError
 from ssfl.evaluation.protocols import ProtocolOptions, evaluate
 from ssfl.experiment import Quiet, train
@@ -89,9 +88,9 @@ class Stopwatch(Quiet):
         self.clients: list[tuple[float, int]] = []
         self.images = 0
 
-    def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None:
-        share = run.config.server.clients_per_round or len(data.clients())
-        self.images = round(data.sizes().sum() * min(1.0, share / len(data.clients())))
+    def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
+        share = (run.config.server.clients_per_round or clients) / clients
+        self.images = round(run.facts["train_images"] * min(1.0, share))
 
     def note(self, text: str) -> None:
         """The run itself will say it again."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 from ssfl.config import parse
-from ssfl.data.federated import FederatedData
 from ssfl.evaluation.bench import Progress, silent
 from ssfl.experiment import Display, Quiet
 from ssfl.federation.messages import Reply
@@ -113,8 +112,8 @@ class Until:
     def __init__(self, display: Display, clock: Clock, reserve: float) -> None:
         self._display, self._clock, self._reserve = display, clock, reserve
 
-    def start(self, run: Run, data: FederatedData, rounds: int, done: int) -> None:
-        self._display.start(run, data, rounds, done)
+    def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
+        self._display.start(run, clients, rounds, done)
 
     def begin_round(self, round_: int, clients: int) -> None:
         if self._clock.left() < self._reserve:

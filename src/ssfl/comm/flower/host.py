@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import Config, load_config, parse, to_toml
 from ssfl.data.federated import FederatedData
+from ssfl.data.images import DataSet
+from ssfl.data.sources.sites import SitesOptions
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, save_checkpoint
 from ssfl.federation.client import Host
@@ -92,6 +94,7 @@ def build_hosts(options: SiteOptions, config: Config) -> list[Host]:
         if not options.data.is_dir():
             raise ConfigError(f"there is no folder {options.data}: give the images' with --data")
         local = load_federated(_on_folder(config, options.data, len(here)), progress=True)
+        local = replace(local, dataset=_normalised_alike(local.dataset, config))
         if len(local) != len(here):
             raise ConfigError(
                 f"{options.data} has images of {len(local)} clients (a subfolder each), "
@@ -228,6 +231,14 @@ def _on_folder(config: Config, folder: Path, clients: int) -> Config:
     raw["partition"] = {"kind": "natural" if several else "iid", "clients": 1}
     raw["server"] |= {"clients_per_round": 0}
     return parse(raw)
+
+
+def _normalised_alike(dataset: DataSet, config: Config) -> DataSet:
+    """The site's images, normalised by the numbers the recipe fixes for all sites, if it does."""
+    if not isinstance(config.data, SitesOptions):
+        return dataset
+    agreed = config.data
+    return replace(dataset, mean=agreed.mean, std=agreed.std, presets=agreed.preset)
 
 
 def _under_ids(local: FederatedData, order: dict[int, int]) -> SiteData:

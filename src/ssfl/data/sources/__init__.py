@@ -20,6 +20,7 @@ SOURCES = Registry(
         "cifar100": "ssfl.data.sources.cifar:Cifar100",
         "folder": "ssfl.data.sources.folder:Folder",
         "gld23k": "ssfl.data.sources.gld23k:Gld23k",
+        "sites": "ssfl.data.sources.sites:Sites",
     },
 )
 
