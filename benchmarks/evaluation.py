@@ -19,11 +19,11 @@ from ssfl.assemble import build_host
 from ssfl.config import parse
 from ssfl.data.federated import FederatedData, federate
 from ssfl.data.images import DataSet, Images
-from ssfl.evaluation.bench import GLOBAL, Bench
 from ssfl.evaluation.features import extract
-from ssfl.evaluation.protocols import ProtocolOptions, judge
 from ssfl.federation.checkpoint import Checkpoint, save_checkpoint
 from ssfl.federation.state import ClientState
+from ssfl.protocols.bench import GLOBAL, Bench
+from ssfl.protocols.judge import ProtocolOptions, judge
 from ssfl.run import Run
 
 PROTOCOLS = ("knn", "linear", "naive-federated-linear")

@@ -15,10 +15,11 @@ import typer
 
 from ssfl.algorithms import ALGORITHMS
 from ssfl.algorithms.base import Algorithm
+from ssfl.algorithms.options import LocalOptions
 from ssfl.cli import app
 from ssfl.config import Config, load_config, recipes
 from ssfl.federation.aggregate import Aggregator
-from ssfl.federation.options import LocalOptions, ServerOptions
+from ssfl.federation.options import ServerOptions
 from ssfl.federation.server_optimizers import OPTIMIZERS
 from ssfl.ssl import METHODS
 

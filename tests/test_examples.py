@@ -12,9 +12,9 @@ from PIL import Image
 
 from ssfl.algorithms import ALGORITHMS
 from ssfl.algorithms.base import Models
+from ssfl.algorithms.learner import Learner
 from ssfl.assemble import build_method, load_federated
 from ssfl.config import load_config
-from ssfl.federation.learner import Learner
 from ssfl.run import Run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

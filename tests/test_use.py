@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from ssfl.commands import use as commands
 from ssfl.errors import CheckpointError, ConfigError, DataError
-from ssfl.evaluation.bench import Bench
 from ssfl.experiment import train
+from ssfl.protocols.bench import Bench
 from ssfl.run import Run
 from ssfl.use import embed, export_encoder, find_images, fit_classifier, load_encoder
 from ssfl.use.classify import read_labels

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ssfl.config import Config, load_config
     from ssfl.encoder import Encoder
-    from ssfl.evaluation.protocols import evaluate
     from ssfl.experiment import resume, train
+    from ssfl.protocols.judge import evaluate
     from ssfl.report import write_comparison, write_report
     from ssfl.run import Run
     from ssfl.use import load_encoder
@@ -37,7 +37,7 @@ _HOMES = {
     "Config": "ssfl.config",
     "Encoder": "ssfl.encoder",
     "Run": "ssfl.run",
-    "evaluate": "ssfl.evaluation.protocols",
+    "evaluate": "ssfl.protocols.judge",
     "load_config": "ssfl.config",
     "load_encoder": "ssfl.use",
     "resume": "ssfl.experiment",

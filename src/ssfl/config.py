@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, model_va
 from ssfl.algorithms import ALGORITHMS
 from ssfl.algorithms.base import AlgorithmOptions
 from ssfl.algorithms.global_ssfl import GlobalSSFLOptions
+from ssfl.algorithms.options import LocalOptions
 from ssfl.data.partition import PartitionOptions
 from ssfl.data.sources import SOURCES
 from ssfl.data.sources.shapes import ShapesOptions
@@ -23,10 +24,10 @@ from ssfl.data.views import ViewOptions
 from ssfl.errors import ConfigError
 from ssfl.evaluation.options import EvaluationOptions
 from ssfl.federation.engine import DeviceOptions
-from ssfl.federation.options import LocalOptions, ServerOptions
+from ssfl.federation.options import ServerOptions
 from ssfl.models.backbones import BackboneOptions
+from ssfl.paper import PaperFigures
 from ssfl.registry import Registry
-from ssfl.report.paper import PaperFigures
 from ssfl.section import Section
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import MethodOptions

@@ -16,12 +16,12 @@ import torch
 
 from ssfl.assemble import build_host, load_federated
 from ssfl.comm import COMMUNICATORS, join
-from ssfl.comm.base import Communicator
 from ssfl.config import Config, load_config
 from ssfl.data.federated import FederatedData
 from ssfl.errors import ConfigError, DataError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint, save_checkpoint
 from ssfl.federation.client import Host
+from ssfl.federation.communicator import Communicator
 from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Reply
 from ssfl.federation.online import OnlineEvaluation

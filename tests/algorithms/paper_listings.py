@@ -12,8 +12,8 @@ from torch.func import functional_call
 from torch.nn.functional import normalize
 
 from ssfl.algorithms.base import Algorithm, Models
-from ssfl.federation.learner import Learner
-from ssfl.federation.options import LocalOptions
+from ssfl.algorithms.learner import Learner
+from ssfl.algorithms.options import LocalOptions
 from ssfl.models.backbones import Backbone
 from ssfl.models.norm import BatchNorm
 from ssfl.ssl.base import Batch

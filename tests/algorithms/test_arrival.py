@@ -9,8 +9,8 @@ from ssfl.algorithms.base import Models
 from ssfl.algorithms.fedema import FedEMA, FedEMAOptions
 from ssfl.algorithms.fedu import FedU, FedUOptions
 from ssfl.algorithms.global_ssfl import GlobalSSFL, GlobalSSFLOptions
-from ssfl.federation.learner import Learner
-from ssfl.federation.options import LocalOptions
+from ssfl.algorithms.learner import Learner
+from ssfl.algorithms.options import LocalOptions
 from ssfl.ssl.base import Method
 
 

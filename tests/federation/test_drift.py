@@ -6,11 +6,11 @@ from scalar_model import LAYOUT, Scalar, numbers
 from torch import Tensor
 
 from ssfl.algorithms.base import Models
+from ssfl.algorithms.learner import Learner
+from ssfl.algorithms.options import LocalOptions
 from ssfl.federation.aggregate import Aggregator, Update
 from ssfl.federation.drift import Drift, move_control
-from ssfl.federation.learner import Learner
 from ssfl.federation.messages import Task, TaskKind
-from ssfl.federation.options import LocalOptions
 from ssfl.federation.state import ClientState
 
 

@@ -11,9 +11,10 @@ import torch
 from scalar_model import LAYOUT
 from torch import Tensor
 
+from ssfl.algorithms.options import LocalOptions
 from ssfl.errors import CheckpointError, FederationError
 from ssfl.federation.messages import Reason, Reply, Task, TaskKind, failed
-from ssfl.federation.options import LocalOptions, ServerOptions
+from ssfl.federation.options import ServerOptions
 from ssfl.federation.server import Server
 
 SIZES = [40, 30, 20, 10]

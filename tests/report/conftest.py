@@ -9,8 +9,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from ssfl.evaluation.linear import LinearOptions
-from ssfl.evaluation.protocols import ProtocolOptions, evaluate
 from ssfl.experiment import train
+from ssfl.protocols.judge import ProtocolOptions, evaluate
 from ssfl.report import samples
 from ssfl.run import Run
 from tiny import tiny

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from browser import Browser, browsing, chromium
 
-import ssfl.evaluation.bench as bench
+import ssfl.protocols.bench as bench
 import ssfl.report.record as record
 from ssfl.errors import ConfigError, DataError
+from ssfl.paper import PaperFigures
 from ssfl.report import write_comparison, write_report
 from ssfl.report.charts import plain
-from ssfl.report.paper import PaperFigures
 from ssfl.run import Run
 
 needs_browser = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")

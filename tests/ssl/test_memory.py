@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ssfl.federation.learner import Learner
-from ssfl.federation.options import LocalOptions
+from ssfl.algorithms.learner import Learner
+from ssfl.algorithms.options import LocalOptions
 from ssfl.models.flat import FlatModel
 from ssfl.seeding import torch_generator
 from ssfl.ssl.base import Method

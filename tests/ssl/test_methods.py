@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssfl.federation.learner import Learner
-from ssfl.federation.options import LocalOptions
+from ssfl.algorithms.learner import Learner
+from ssfl.algorithms.options import LocalOptions
 from ssfl.models.backbones import Backbone
 from ssfl.models.flat import FlatModel, Kind
 from ssfl.models.heads import Layer, mlp

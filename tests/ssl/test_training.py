@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssfl.federation.learner import Learner
-from ssfl.federation.options import LocalOptions
+from ssfl.algorithms.learner import Learner
+from ssfl.algorithms.options import LocalOptions
 from ssfl.seeding import torch_generator
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Batch

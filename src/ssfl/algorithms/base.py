@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ssfl.federation.learner import Learner
+from ssfl.algorithms.learner import Learner
 from ssfl.section import Section
 from ssfl.ssl.base import Batch
 

@@ -9,8 +9,8 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ssfl.evaluation.protocols import ProtocolOptions
-    from ssfl.evaluation.scores import Evaluation
+    from ssfl.protocols.judge import ProtocolOptions
+    from ssfl.protocols.scores import Evaluation
 
 
 def evaluate(
@@ -32,7 +32,7 @@ def evaluate(
     Example: ssfl evaluate runs/demo -p knn -p linear
     """
     from ssfl.commands.console import console
-    from ssfl.evaluation.protocols import evaluate as judge
+    from ssfl.protocols.judge import evaluate as judge
     from ssfl.run import Run
 
     opened = Run(run)
@@ -49,7 +49,7 @@ def parse_options(settings: list[str]) -> "ProtocolOptions":
     from pydantic import ValidationError
 
     from ssfl.errors import ConfigError
-    from ssfl.evaluation.protocols import ProtocolOptions
+    from ssfl.protocols.judge import ProtocolOptions
 
     raw: dict[str, Any] = {}
     for setting in settings:
@@ -102,8 +102,8 @@ def show(found: "Evaluation", run: Any) -> None:
     from rich.table import Table
 
     from ssfl.commands.console import console
-    from ssfl.evaluation.scores import GROUPS
-    from ssfl.report.paper import paper_figures
+    from ssfl.paper import paper_figures
+    from ssfl.protocols.scores import GROUPS
 
     paper = paper_figures(run.config).figures()
     for over, heading in GROUPS.items():

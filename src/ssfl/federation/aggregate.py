@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssfl.algorithms.learner import effective_steps
 from ssfl.errors import ConfigError, FederationError
-from ssfl.federation.learner import effective_steps
 from ssfl.federation.messages import Reply
 from ssfl.federation.options import ServerOptions
 from ssfl.models.flat import Layout

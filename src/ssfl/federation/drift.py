@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ssfl.algorithms.base import Models
+from ssfl.algorithms.options import LocalOptions
 from ssfl.federation.aggregate import Mean
 from ssfl.federation.messages import Task
-from ssfl.federation.options import LocalOptions
 from ssfl.federation.state import ClientState
 
 

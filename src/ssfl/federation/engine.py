@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ssfl.algorithms.base import Algorithm
+from ssfl.algorithms.learner import Forward, Learner, Weights
 from ssfl.errors import ConfigError
-from ssfl.federation.learner import Forward, Learner, Weights
 from ssfl.section import Section
 from ssfl.ssl.base import Batch, Outputs
 

@@ -1,40 +1,10 @@
-"""Knobs of the federation: what a client does in a round, and what the server does with it."""
+"""Knobs of the server: who takes part, how updates are combined, and how patient it is."""
 
 from typing import Literal
 
 from pydantic import Field
 
 from ssfl.section import Section
-
-
-class LocalOptions(Section):
-    """Local training: what a client does with its images in one round."""
-
-    epochs: int = Field(1, ge=1)
-    """Passes over the client's images in a round."""
-    batch: int = Field(256, ge=2)
-    """Images in a step."""
-    micro_batch: int = Field(0, ge=0)
-    """Split each step into micro-batches of about this many images (0: don't); batch norm then
-    sees only these."""
-    lr: float = Field(0.1, gt=0)
-    """Learning rate of round 0."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """How the rate moves over rounds; it is constant inside a round."""
-    momentum: float = Field(0.9, ge=0, lt=1)
-    """SGD momentum."""
-    weight_decay: float = Field(5e-4, ge=0)
-    """SGD weight decay, on all parameters."""
-    keep_momentum: bool = False
-    """Keep each client's momentum from round to round instead of starting from zero."""
-    predictor_rate: Literal["scheduled", "constant"] = "scheduled"
-    """'constant' leaves the predictor's rate at `lr` while the rest follows the schedule."""
-    correction: Literal["none", "fedprox", "scaffold"] = "none"
-    """What holds a client's Θ_k near the others': nothing, FedProx, or SCAFFOLD."""
-    proximal: float = Field(0.01, ge=0)
-    """FedProx: weight μ of μ/2 ‖Θ_k − Θ‖²."""
-    batch_norm: Literal["shared", "fedbn"] = "shared"
-    """'fedbn' keeps batch-norm scale, shift and statistics with the client."""
 
 
 class ServerOptions(Section):

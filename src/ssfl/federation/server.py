@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ssfl.comm.base import Communicator
+from ssfl.algorithms.options import LocalOptions
 from ssfl.errors import CheckpointError, FederationError
 from ssfl.federation.admission import Admission
 from ssfl.federation.aggregate import Aggregator, Update, build_aggregator, in_order
+from ssfl.federation.communicator import Communicator
 from ssfl.federation.drift import move_control
 from ssfl.federation.messages import Failure, Reply, Task, TaskKind
-from ssfl.federation.options import LocalOptions, ServerOptions
+from ssfl.federation.options import ServerOptions
 from ssfl.federation.samplers import build_sampler
 from ssfl.federation.server_optimizers import build_server_optimizer
 from ssfl.models.flat import Layout

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from ssfl.algorithms.base import Algorithm, Models
+from ssfl.algorithms.learner import Learner
+from ssfl.algorithms.options import LocalOptions
 from ssfl.data.images import Images
 from ssfl.data.views import Views
 from ssfl.federation.drift import Drift
 from ssfl.federation.engine import Engine
-from ssfl.federation.learner import Learner
 from ssfl.federation.messages import Task
-from ssfl.federation.options import LocalOptions
 from ssfl.federation.state import ClientState
 from ssfl.models.flat import Kind, Layout
 from ssfl.seeding import torch_generator

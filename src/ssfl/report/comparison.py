@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.errors import ConfigError
-from ssfl.evaluation.scores import GROUPS, Score, title
 from ssfl.files import write_text
+from ssfl.protocols.scores import GROUPS, Score, title
 from ssfl.report import parts
 from ssfl.report.charts import Number, Series, line_chart, percent, plain
 from ssfl.report.record import Record

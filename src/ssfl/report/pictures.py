@@ -1,6 +1,6 @@
 """The parts of the page that need the images: who holds what, and what the encoder makes of it."""
 
-from ssfl.evaluation.bench import GLOBAL, Bench
+from ssfl.protocols.bench import GLOBAL, Bench
 from ssfl.report import parts
 from ssfl.report.charts import columns_chart, matrix, scatter
 from ssfl.report.samples import Samples, sample

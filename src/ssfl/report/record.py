@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from ssfl.algorithms import ALGORITHMS
-from ssfl.evaluation.scores import Evaluation, Score, load_evaluation, over_clients
-from ssfl.report.paper import PaperFigures, paper_figures
+from ssfl.paper import PaperFigures, paper_figures
+from ssfl.protocols.scores import Evaluation, Score, load_evaluation, over_clients
 from ssfl.run import Run
 from ssfl.tracking import Row
 

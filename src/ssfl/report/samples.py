@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ssfl.evaluation.bench import GLOBAL, Bench
+from ssfl.protocols.bench import GLOBAL, Bench
 from ssfl.seeding import derive, numpy_generator
 
 POINTS = 1000

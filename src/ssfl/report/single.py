@@ -9,9 +9,9 @@ from pathlib import Path
 from ssfl.config import to_toml
 from ssfl.data.federated import FederatedData
 from ssfl.errors import SSFLError
-from ssfl.evaluation.bench import Bench
-from ssfl.evaluation.scores import GROUPS, Score
 from ssfl.files import write_text
+from ssfl.protocols.bench import Bench
+from ssfl.protocols.scores import GROUPS, Score
 from ssfl.report import parts, pictures
 from ssfl.report.charts import (
     Series,

@@ -17,10 +17,10 @@ from typing import Any
 
 from ssfl.config import Config, parse
 from ssfl.errors import ConfigError
-from ssfl.evaluation.protocols import ProtocolOptions, evaluate
 from ssfl.experiment import Quiet, train
 from ssfl.federation.messages import Reply
 from ssfl.files import write_text
+from ssfl.protocols.judge import ProtocolOptions, evaluate
 from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.made import release
 from ssfl.reproduce.study import evaluation_every

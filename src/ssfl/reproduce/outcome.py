@@ -9,10 +9,10 @@ import torch
 
 import ssfl
 from ssfl.errors import ConfigError
-from ssfl.evaluation.bench import Progress
-from ssfl.evaluation.protocols import evaluate
-from ssfl.evaluation.scores import Evaluation, load_evaluation
 from ssfl.federation.engine import pick_device
+from ssfl.protocols.bench import Progress
+from ssfl.protocols.judge import evaluate
+from ssfl.protocols.scores import Evaluation, load_evaluation
 from ssfl.report.record import Record
 from ssfl.reproduce import made
 from ssfl.reproduce.jobs import Job

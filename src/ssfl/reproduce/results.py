@@ -17,8 +17,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from ssfl.errors import CheckpointError
-from ssfl.evaluation.scores import Score
 from ssfl.files import write_text
+from ssfl.protocols.scores import Score
 from ssfl.reproduce.study import Arm, Study
 from ssfl.section import Section
 

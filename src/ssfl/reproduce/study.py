@@ -15,9 +15,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from ssfl.config import Config, load_config
 from ssfl.errors import ConfigError
-from ssfl.evaluation.protocols import ProtocolOptions
-from ssfl.evaluation.scores import TITLES
-from ssfl.evaluation.scores import title as score_title
+from ssfl.protocols.judge import ProtocolOptions
+from ssfl.protocols.scores import TITLES
+from ssfl.protocols.scores import title as score_title
 from ssfl.section import Section
 
 HEALTH = {

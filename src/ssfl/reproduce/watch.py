@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ssfl.config import parse
-from ssfl.evaluation.bench import Progress, silent
 from ssfl.experiment import Display, Quiet
 from ssfl.federation.messages import Reply
+from ssfl.protocols.bench import Progress, silent
 from ssfl.reproduce.estimate import Timing
 from ssfl.reproduce.jobs import Job, differences
 from ssfl.reproduce.results import Result

@@ -100,7 +100,7 @@ def _from_run(run: Run, client: int | None) -> Encoder:
     if algorithm.encoder == "global" and config.local.batch_norm == "shared":
         return run.global_encoder()  # every client is judged by Θ
     # Adapted at inference, or partly the client's own: made from its images, as in evaluation.
-    from ssfl.evaluation.bench import Bench
+    from ssfl.protocols.bench import Bench
 
     return Bench(run).standalone(client)
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
-from ssfl.comm.base import Communicator
 from ssfl.comm.flower.records import (
     Roll,
     read_order,
@@ -20,6 +19,7 @@ from ssfl.comm.flower.records import (
     write_roll,
 )
 from ssfl.comm.wire import WireError
+from ssfl.federation.communicator import Communicator
 from ssfl.federation.messages import Reason, Reply, Task, failed
 
 log = logging.getLogger(__name__)

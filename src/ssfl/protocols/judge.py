@@ -21,7 +21,6 @@ from torch import Tensor
 from ssfl.data.federated import FederatedData
 from ssfl.data.views import ViewOptions, Views, resolve
 from ssfl.errors import ConfigError
-from ssfl.evaluation.bench import GLOBAL, Bench, Progress, silent
 from ssfl.evaluation.finetune import FinetuneOptions, finetune, label_subset
 from ssfl.evaluation.health import ROWS, alignment, health
 from ssfl.evaluation.knn import knn_accuracy
@@ -33,7 +32,8 @@ from ssfl.evaluation.linear import (
     linear_probe,
     naive_federated_linear,
 )
-from ssfl.evaluation.scores import (
+from ssfl.protocols.bench import GLOBAL, Bench, Progress, silent
+from ssfl.protocols.scores import (
     Evaluation,
     Score,
     load_evaluation,

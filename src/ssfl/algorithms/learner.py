@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from ssfl.federation.options import LocalOptions
+from ssfl.algorithms.options import LocalOptions
 from ssfl.models.flat import FlatModel, Kind
 from ssfl.ssl.base import Batch, Method, Outputs
 

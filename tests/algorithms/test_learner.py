@@ -6,9 +6,9 @@ import torch
 from scalar_model import Nothing, Scalar, numbers
 from torch import Tensor, nn
 
+from ssfl.algorithms.learner import Learner, effective_steps
+from ssfl.algorithms.options import LocalOptions
 from ssfl.federation.aggregate import Aggregator, Update
-from ssfl.federation.learner import Learner, effective_steps
-from ssfl.federation.options import LocalOptions
 from ssfl.ssl.base import Batch, Method, Outputs
 
 PLAIN = LocalOptions(lr=0.1, momentum=0.0, weight_decay=0.0)

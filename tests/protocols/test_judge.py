@@ -11,16 +11,16 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-import ssfl.evaluation.protocols as protocols
 import ssfl.experiment as experiment
+import ssfl.protocols.judge as protocols
 from ssfl.assemble import load_federated
 from ssfl.data.federated import FederatedData
 from ssfl.errors import ConfigError
 from ssfl.evaluation import bench
 from ssfl.evaluation.linear import LinearOptions
-from ssfl.evaluation.protocols import ProtocolOptions, evaluate
-from ssfl.evaluation.scores import load_evaluation
 from ssfl.experiment import train
+from ssfl.protocols.judge import ProtocolOptions, evaluate
+from ssfl.protocols.scores import load_evaluation
 from ssfl.run import Run
 from tiny import outcome, same_bits, tiny
 

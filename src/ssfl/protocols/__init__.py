@@ -1,0 +1,1 @@
+"""The paper's evaluation protocols on a run: what is measured, on which encoders."""
