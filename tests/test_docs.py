@@ -33,6 +33,7 @@ TINY = (
     "data.source=digits",
     "data.test_fraction=0.7",
     "partition.clients=3",
+    "server.clients_per_round=0",
     "partition.min_size=20",
     "model.width=4",
     "ssl.projector_width=16",

@@ -21,6 +21,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = (
     "server.rounds=2",
     "partition.clients=3",
+    "server.clients_per_round=0",
     "model.width=4",
     "ssl.projector_width=16",
     "ssl.predictor_width=8",

@@ -16,9 +16,9 @@ import ssfl.protocols.judge as protocols
 from ssfl.assemble import load_federated
 from ssfl.data.federated import FederatedData
 from ssfl.errors import ConfigError
-from ssfl.evaluation import bench
 from ssfl.evaluation.linear import LinearOptions
 from ssfl.experiment import train
+from ssfl.protocols import bench
 from ssfl.protocols.judge import ProtocolOptions, evaluate
 from ssfl.protocols.scores import load_evaluation
 from ssfl.run import Run

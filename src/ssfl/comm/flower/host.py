@@ -9,12 +9,14 @@ flower/       logs
 
 import fcntl
 import json
+import logging
+import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import Field, ValidationError
@@ -37,6 +39,17 @@ from ssfl.federation.store import StateStore
 from ssfl.files import write_text
 from ssfl.run import Run
 from ssfl.section import Section
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 600.0
+"""Seconds without a word from the coordinator after which a lost connection is given up."""
+RETRY = 2.0
+"""Seconds between two attempts to connect."""
 
 
 class SiteOptions(Section):
@@ -173,10 +186,9 @@ def supernode(folder: Path, options: SiteOptions) -> Iterator[tuple[Child, str, 
 
 
 def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
-    """Take part until interrupted, or until the SuperNode gives up."""
-    from flwr.app import Message
-
-    from ssfl.comm.flower.runtime import answer_messages, leave
+    """Take part until interrupted. A coordinator that cannot be reached, or does not know this
+    site's key yet, is asked again for as long as PATIENCE lasts."""
+    from ssfl.comm.flower.runtime import leave
     from ssfl.comm.flower.site import SiteAnswers
 
     torch.set_num_threads(config.device.threads)
@@ -184,23 +196,43 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
     local = LocalCommunicator(hosts)
     answers = SiteAnswers(local, shared_recipe(config), SiteKeeper(folder, config, hosts))
     known_as = folder / "flower" / "node"
+    heard = time.monotonic()
 
-    def answer(message: Message) -> Message:
+    def answer(message: "Message") -> "Message":
+        nonlocal heard
+        heard = time.monotonic()
         known_as.write_text(str(message.metadata.dst_node_id))
         return answers(message)
 
     try:
         with _alone(folder):
-            if known_as.exists():
-                node = int(known_as.read_text())
-                leave(options.server, folder / "ca.pem", folder / "site.key", node)
-            with supernode(folder, options) as (child, address, secret):
-                answer_messages(address, secret, answer, child.ended)
-                raise FederationError(
-                    f"the connection to {options.server} ended ({child.log}): {child.last_words()}"
-                )
+            while True:
+                if known_as.exists():
+                    node = int(known_as.read_text())
+                    leave(options.server, folder / "ca.pem", folder / "site.key", node)
+                lost = _take_part(folder, options, answer)
+                if time.monotonic() - heard > PATIENCE:
+                    raise lost
+                log.warning("%s; trying again", lost)
+                time.sleep(RETRY)
     finally:
         local.close()
+
+
+def _take_part(
+    folder: Path, options: SiteOptions, answer: "Callable[[Message], Message]"
+) -> FederationError:
+    """Answer messages for as long as the SuperNode lasts; returns why it ended."""
+    from ssfl.comm.flower.runtime import answer_messages
+
+    try:
+        with supernode(folder, options) as (child, address, secret):
+            answer_messages(address, secret, answer, child.ended)
+            return FederationError(
+                f"the connection to {options.server} ended ({child.log}): {child.last_words()}"
+            )
+    except FederationError as error:
+        return error
 
 
 @contextmanager
