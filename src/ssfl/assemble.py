@@ -51,7 +51,8 @@ def build_views(config: Config, dataset: DataSet, device: torch.device) -> Views
     wishes = METHODS[config.ssl.method].wishes
     spec = resolve(
         config.views,
-        preset=wishes.preset or dataset.presets,
+        # Digits may not be mirrored, whatever the method would like.
+        preset=dataset.presets if dataset.presets == "digits" else wishes.preset or dataset.presets,
         mean=dataset.mean,
         std=dataset.std,
         image_size=dataset.train.pixels.shape[-1],

@@ -62,6 +62,8 @@ class Method(nn.Module):
     predictor_prefix: ClassVar[str | None] = None
     """Prefix of the predictor's tensors, for FedU and for a rate of its own."""
     wishes: ClassVar[ViewWishes] = ViewWishes()
+    projector: nn.Module
+    """Made by the method, between the backbone and the loss."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -81,8 +83,15 @@ class Method(nn.Module):
             return stacked.view(*views.shape[:2], *stacked.shape[1:])
         return torch.stack([network(view) for view in views])
 
+    def project(self, x: Tensor) -> Tensor:
+        """The encoder of the SSL papers: backbone, then projector."""
+        z: Tensor = self.projector(self.backbone(x))
+        return z
+
     def forward(self, batch: Batch) -> Outputs:
-        raise NotImplementedError
+        """Projections alone; methods with a predictor or a target say more."""
+        z = self.each(self.project, batch.views)
+        return Outputs(z, z)
 
     def loss(self, outputs: Outputs) -> Tensor:
         raise NotImplementedError

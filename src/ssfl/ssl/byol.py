@@ -57,10 +57,6 @@ class BYOL(Method):
         self.target_projector = frozen_copy(self.projector)
         self.momentum = options.momentum
 
-    def project(self, x: Tensor) -> Tensor:
-        z: Tensor = self.projector(self.backbone(x))
-        return z
-
     @torch.no_grad()
     def target(self, x: Tensor) -> Tensor:
         z: Tensor = self.target_projector(self.target_backbone(x))

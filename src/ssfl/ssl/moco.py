@@ -67,10 +67,6 @@ class MoCo(Method):
         self.temperature = options.temperature
         self.momentum = options.momentum
 
-    def project(self, x: Tensor) -> Tensor:
-        z: Tensor = self.projector(self.backbone(x))
-        return z
-
     @torch.no_grad()
     def key(self, x: Tensor) -> Tensor:
         return F.normalize(self.target_projector(self.target_backbone(x)).float(), dim=-1)

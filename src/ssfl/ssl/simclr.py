@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ssfl.models.backbones import Backbone
 from ssfl.models.heads import Layer, mlp
-from ssfl.ssl.base import Batch, Method, MethodOptions, Outputs, ViewWishes
+from ssfl.ssl.base import Method, MethodOptions, Outputs, ViewWishes
 
 
 class SimCLROptions(MethodOptions):
@@ -45,14 +45,6 @@ class SimCLR(Method):
             ]
         )
         self.temperature = options.temperature
-
-    def project(self, x: Tensor) -> Tensor:
-        z: Tensor = self.projector(self.backbone(x))
-        return z
-
-    def forward(self, batch: Batch) -> Outputs:
-        z = self.each(self.project, batch.views)
-        return Outputs(z, z)
 
     def loss(self, outputs: Outputs) -> Tensor:
         z1, z2 = outputs.z

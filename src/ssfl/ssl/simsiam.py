@@ -1,7 +1,7 @@
 """SimSiam (Chen & He): two views, one predictor, a stop-gradient, nothing else.
 
 L = D(p1, z2)/2 + D(p2, z1)/2 with D the negative cosine similarity and no gradient through z
-(the paper's equation 2, symmetrised as in its listings).
+(the paper's equation 1, symmetrised as in its listings).
 """
 
 from typing import Literal
@@ -39,10 +39,6 @@ class SimSiam(Method):
         layers += [Layer(width, width, norm="plain", relu=False)]
         self.projector = mlp(layers)
         self.predictor = mlp([Layer(width, hidden), Layer(hidden, width, norm=None, relu=False)])
-
-    def project(self, x: Tensor) -> Tensor:
-        z: Tensor = self.projector(self.backbone(x))
-        return z
 
     def forward(self, batch: Batch) -> Outputs:
         z = self.each(self.project, batch.views)

@@ -79,10 +79,6 @@ class SwAV(Method):
         self.register_buffer("progress", torch.zeros(()))
         self.options = options
 
-    def project(self, x: Tensor) -> Tensor:
-        z: Tensor = self.projector(self.backbone(x))
-        return z
-
     def forward(self, batch: Batch) -> Outputs:
         z = self.each(self.project, batch.views)
         with torch.autocast(z.device.type, enabled=False):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssfl.models.backbones import Backbone
 from ssfl.models.heads import Layer, mlp
-from ssfl.ssl.base import Batch, Method, MethodOptions, Outputs, ViewWishes
+from ssfl.ssl.base import Method, MethodOptions, Outputs, ViewWishes
 
 EPSILON = 1e-4  # inside the square root of the variance term
 
@@ -54,14 +54,6 @@ class VICReg(Method):
         )
         self.weights = (options.invariance, options.variance, options.covariance)
         self.scale = options.scale
-
-    def project(self, x: Tensor) -> Tensor:
-        z: Tensor = self.projector(self.backbone(x))
-        return z
-
-    def forward(self, batch: Batch) -> Outputs:
-        z = self.each(self.project, batch.views)
-        return Outputs(z, z)
 
     def loss(self, outputs: Outputs) -> Tensor:
         z1, z2 = outputs.z
