@@ -208,7 +208,7 @@ def found_in(stream, images, labels):
 
 def test_what_a_site_sends_holds_neither_image_nor_label(quiet):
     files = list((quiet.home / "sent").iterdir())
-    assert len(files) == 2  # the site's own process and its SuperNode
+    assert len(files) >= 2  # the site itself and its SuperNode, started again if it came too early
     stream = b"".join(file.read_bytes() for file in files)
     data = load_federated(quiet.config)
     theta = quiet.site_run("north").checkpoint().tensors["theta"]
