@@ -383,8 +383,7 @@ def test_a_runs_encoders_give_the_features_that_the_evaluation_used(
         seen.append(features)
         return features
 
-    monkeypatch.setattr("ssfl.federation.online.extract", remember)
-    monkeypatch.setattr("ssfl.federation.client.extract", remember)
+    monkeypatch.setattr("ssfl.federation.trainer.extract", remember)
     config = tiny(algorithm={"name": "per-ssfl"}, evaluation={"clients": 4})
     run = train(config, out=tmp_path / "run")
     data = ssfl.experiment.load_federated(config)

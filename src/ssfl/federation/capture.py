@@ -6,6 +6,7 @@ written where they always are, so whichever client's they hold just then is trai
 """
 
 import logging
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,9 @@ log = logging.getLogger(__name__)
 
 WARM_UPS = 3
 """Runs before the capture: compilation, cuDNN's choice of algorithms and allocations."""
+
+_one_at_a_time = threading.Lock()
+"""Compilation and capture are no work for several trainers at once."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class CapturedStep:
     def __init__(self, run: Step, engine: Engine) -> None:
         self._run, self._engine = run, engine
         self._captured: dict[tuple[int, ...], _Captured] = {}
+        self._memory = torch.cuda.graph_pool_handle()  # replays never overlap: one pool for all
         self._capture = True
 
     def ready(self, index: Tensor, uniforms: Tensor) -> None:
@@ -42,7 +47,8 @@ class CapturedStep:
         if not self._capture or shape in self._captured:
             return
         try:
-            self._captured[shape] = self._record(index.clone(), uniforms.clone())
+            with _one_at_a_time:
+                self._captured[shape] = self._record(index.clone(), uniforms.clone())
         except Exception as error:
             if self._engine.compile:
                 log.warning("steps are captured but not compiled: %s", _first_line(error))
@@ -60,7 +66,7 @@ class CapturedStep:
                 self._run(index, uniforms)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, self._memory, side, capture_error_mode="thread_local"):
             totals = self._run(index, uniforms)
         return _Captured(graph, index, uniforms, totals)
 

@@ -8,11 +8,8 @@ data it is allowed to see, and a store for its clients' states.
 import logging
 from collections.abc import Sequence
 
-import torch
-
 from ssfl.data.federated import FederatedData
 from ssfl.errors import SSFLError
-from ssfl.evaluation.features import extract
 from ssfl.evaluation.health import health
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.options import EvaluationOptions
@@ -89,11 +86,11 @@ class Client:
         train, test = host.data.train_indices(self.id), host.data.test_indices(self.id)
         encoder = trainer.encoder(self.id, task, state, train)
         images, held_out = host.data.dataset.train, host.data.dataset.test
-        features = self._features(encoder, images.pixels, train)
+        features = trainer.features(encoder, images, train, options.batch)
         judged = features
         metrics: dict[str, float] = {}
         if held_out is not None and test is not None and len(test):
-            judged = self._features(encoder, held_out.pixels, test)
+            judged = trainer.features(encoder, held_out, test, options.batch)
             if images.labels is not None and held_out.labels is not None:
                 device = features.device
                 metrics["knn"] = knn_accuracy(
@@ -108,16 +105,3 @@ class Client:
         if figures is not None:
             metrics |= {"std_ratio": figures.std_ratio, "effective_rank": figures.effective_rank}
         return Reply(self.id, task.kind, task.round, samples=len(judged), metrics=metrics)
-
-    def _features(
-        self, encoder: torch.nn.Module, pixels: torch.Tensor, indices: torch.Tensor
-    ) -> torch.Tensor:
-        trainer = self._host.trainer
-        return extract(
-            encoder,
-            pixels,
-            trainer.views.plain,
-            device=trainer.engine.device,
-            indices=indices,
-            batch=self._host.evaluation.batch,
-        )

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from ssfl.algorithms.base import Algorithm
 from ssfl.algorithms.learner import Forward, Learner, Weights
+from ssfl.data.images import Images
 from ssfl.errors import ConfigError
+from ssfl.federation.lane import Lane, StreamLane
 from ssfl.section import Section
 from ssfl.ssl.base import Batch, Outputs
 
@@ -63,6 +65,21 @@ class Engine:
         if self.compile:
             torch.backends.cudnn.benchmark = True  # shapes are few and fixed: let it choose
             _avoid_known_faults()
+        self._resident: dict[int, tuple[Images, Images]] = {}
+
+    def resident(self, images: Images) -> Images:
+        """The images on the device, there once however many trainers ask."""
+        if id(images) not in self._resident:
+            labels = images.labels
+            moved = Images(
+                images.pixels.to(self.device), None if labels is None else labels.to(self.device)
+            )
+            self._resident[id(images)] = (images, moved)  # both, so that the id stays taken
+        return self._resident[id(images)][1]
+
+    def lane(self) -> Lane:
+        """An order of its own for one trainer's work."""
+        return StreamLane(self.device) if self.device.type == "cuda" else Lane()
 
     def prepare(self, learner: Learner, algorithm: Algorithm, images: int) -> None:
         """Give a learner the passes that suit the device; `images` is the usual batch."""

@@ -8,10 +8,10 @@ labels are known, health figures alone.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssfl.data.federated import FederatedData
-from ssfl.evaluation.features import extract
+from ssfl.data.images import Images
 from ssfl.evaluation.health import Health, collapsed, health
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.options import EvaluationOptions
@@ -56,12 +56,12 @@ class OnlineEvaluation:
         if len(train) == 0:
             return {}
         encoder = self._trainer.global_encoder(self._server.theta)
-        queries = self._features(encoder, (test if test is not None else train).pixels)
+        queries = self._features(encoder, test if test is not None else train)
         figures = _health_row(health(queries))
         if test is None or train.labels is None or test.labels is None:
             return figures
         rows = _spread(len(train), self._options.bank)
-        bank = self._features(encoder, train.pixels, rows)
+        bank = self._features(encoder, train, rows)
         figures["knn_global"] = self._knn(bank, train.labels[rows], queries, test.labels)
         return figures
 
@@ -106,17 +106,8 @@ class OnlineEvaluation:
             temperature=self._options.temperature,
         )
 
-    def _features(
-        self, encoder: torch.nn.Module, pixels: Tensor, rows: Tensor | None = None
-    ) -> Tensor:
-        return extract(
-            encoder,
-            pixels,
-            self._trainer.views.plain,
-            device=self._trainer.engine.device,
-            indices=rows,
-            batch=self._options.batch,
-        )
+    def _features(self, encoder: nn.Module, images: Images, rows: Tensor | None = None) -> Tensor:
+        return self._trainer.features(encoder, images, rows, self._options.batch)
 
 
 def _client_row(replies: list[Reply]) -> Figures:

@@ -17,6 +17,7 @@ from ssfl.algorithms.learner import Learner
 from ssfl.algorithms.options import LocalOptions
 from ssfl.data.images import Images
 from ssfl.data.views import Views
+from ssfl.evaluation.features import extract
 from ssfl.federation.drift import Drift
 from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Task
@@ -58,9 +59,8 @@ class Trainer:
             seed,
         )
         self.stop = Event()
-        self.pixels = images.pixels.to(engine.device)
-        labels = images.labels
-        self._labels = labels.to(engine.device) if labels is not None else None
+        self._images = engine.resident(images)
+        self._lane = engine.lane()
         global_ = self._resident(build)
         personal = self._resident(build) if algorithm.personal else None
         self.models = Models(global_, personal, torch.zeros_like(global_.flat.trainable))
@@ -87,6 +87,10 @@ class Trainer:
 
     def train(self, client: int, task: Task, state: ClientState, indices: Tensor) -> Result:
         """Run the client's local epochs from Θ and its state."""
+        with self._lane():
+            return self._train(client, task, state, indices)
+
+    def _train(self, client: int, task: Task, state: ClientState, indices: Tensor) -> Result:
         device = self.engine.device
         state = state.to(device)
         theta = task.theta.to(device)
@@ -101,10 +105,15 @@ class Trainer:
             if self.stop.is_set():
                 raise KeyboardInterrupt
             totals += self._step(index, numbers)
+        delta = self._delta(theta) if self.algorithm.sends else None
+        kept = self._state(state, memory, task, len(plan))
+        for tensor in (delta, self._drift.change):
+            self._lane.hand_over(tensor)
+        # Reading the metrics waits for all of the above: the one time that a client's work does.
         values = (totals / max(len(plan), 1)).tolist()
         return Result(
-            delta=self._delta(theta) if self.algorithm.sends else None,
-            state=self._state(state, memory, task, len(plan)),
+            delta=delta,
+            state=kept,
             steps=len(plan),
             metrics=dict(zip(self.algorithm.metrics, values, strict=True)),
             control=self._drift.change,
@@ -130,6 +139,26 @@ class Trainer:
         """Θ's encoder."""
         self.models.global_.flat.shared.copy_(theta.to(self.engine.device))
         return self.models.global_.method.backbone
+
+    def features(
+        self, encoder: nn.Module, images: Images, rows: Tensor | None, batch: int
+    ) -> Tensor:
+        """What an encoder makes of images, or of some rows of them."""
+        engine = self.engine
+        return extract(
+            encoder,
+            engine.resident(images).pixels,
+            self.views.plain,
+            device=engine.device,
+            indices=rows,
+            batch=batch,
+            autocast=torch.bfloat16 if engine.bf16 else None,
+        )
+
+    @property
+    def pixels(self) -> Tensor:
+        """The training images, on the device."""
+        return self._images.pixels
 
     def _adapt(self, client: int, task: Task, indices: Tensor) -> None:
         """A few plain SGD steps on the client's own images, as the algorithm has it."""
@@ -185,11 +214,11 @@ class Trainer:
         return totals
 
     def _batches(self, index: Tensor, uniforms: Tensor) -> list[Batch]:
-        labels = self._labels if self.models.global_.method.needs_labels else None
+        pixels, labels = self._images.pixels, self._images.labels
+        if not self.models.global_.method.needs_labels:
+            labels = None
         return [
-            Batch(
-                self._make_views(self.pixels[rows], drawn), None if labels is None else labels[rows]
-            )
+            Batch(self._make_views(pixels[rows], drawn), None if labels is None else labels[rows])
             for rows, drawn in zip(index, uniforms, strict=True)
         ]
 
