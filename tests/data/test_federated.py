@@ -9,7 +9,8 @@ from ssfl.data.federated import federate
 from ssfl.data.images import DataSet, Images, channel_statistics
 from ssfl.data.partition import PartitionOptions
 from ssfl.data.pictures import save_partition_pictures
-from ssfl.errors import DataError
+from ssfl.data.split import labelled_images
+from ssfl.errors import ConfigError, DataError
 
 
 def images(n, labels=None, owners=None):
@@ -93,6 +94,53 @@ def test_the_split_depends_on_the_seed_alone():
     assert all(map(np.array_equal, one.train_parts, again.train_parts))
     assert all(map(np.array_equal, one.test_parts, again.test_parts))
     assert not all(map(np.array_equal, one.train_parts, other.train_parts))
+
+
+def test_with_a_share_of_the_labels_clients_keep_those_images_and_all_their_test_images():
+    skewed = PartitionOptions(clients=3, alpha=0.5, min_size=20)
+    few = skewed.model_copy(update={"labelled": 0.2})
+    whole, part = (federate(labelled(n=400), options, seed=4) for options in (skewed, few))
+    chosen = set(labelled_images(np.arange(400) % 4, 0.2, seed=4).tolist())
+    assert len(chosen) == 80
+    for k in part.clients():
+        kept = [image for image in whole.train_indices(k).tolist() if image in chosen]
+        assert part.train_indices(k).tolist() == kept
+        assert part.test_indices(k).tolist() == whole.test_indices(k).tolist()
+    assert part.sizes().sum() == 80
+    assert part.class_counts().sum(axis=0).tolist() == [20] * 4
+    assert part.dataset.notes == ("clients train on 80 of 400 images (partition.labelled = 0.2)",)
+
+
+def test_clients_left_with_fewer_than_two_images_do_not_take_part_and_it_is_said():
+    options = PartitionOptions(kind="iid", clients=10, labelled=0.1)
+    whole = federate(labelled(), options.model_copy(update={"labelled": 1.0}), seed=0)
+    chosen = labelled_images(np.arange(200) % 4, 0.1, seed=0).tolist()
+    able = [
+        k for k in whole.clients() if len(set(whole.train_indices(k).tolist()) & set(chosen)) >= 2
+    ]
+    assert 0 < len(able) < 10  # else this shows nothing
+    part = federate(labelled(), options, seed=0)
+    assert part.names == tuple(map(str, able))
+    assert part.sizes().min() >= 2
+    for k, before in enumerate(able):
+        assert part.test_indices(k).tolist() == whole.test_indices(before).tolist()
+    gone = ", ".join(str(k) for k in range(10) if k not in able)
+    assert f"{10 - len(able)} of 10 clients have fewer than two" in part.dataset.notes[0]
+    assert part.dataset.notes[0].endswith(f"do not take part ({gone})")
+
+
+def test_a_share_of_labels_that_are_not_there_is_refused():
+    options = PartitionOptions(kind="iid", clients=2, labelled=0.5)
+    with pytest.raises(
+        ConfigError, match=r"partition\.labelled = 0\.5 .* the made images have none"
+    ):
+        federate(dataset(images(20)), options, seed=0)
+
+
+def test_a_share_that_leaves_no_client_two_images_is_refused():
+    options = PartitionOptions(kind="iid", clients=100, labelled=0.02)
+    with pytest.raises(DataError, match="no client with two of them"):
+        federate(labelled(), options, seed=0)
 
 
 def test_an_empty_test_set_is_refused():

@@ -1,63 +1,17 @@
-"""The labelled part is balanced and seeded; fine-tuning learns and touches only its copy."""
+"""Fine-tuning learns and touches only its copy."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ssfl.errors import DataError
-from ssfl.evaluation.finetune import FinetuneOptions, FinetuneResult, finetune, label_subset
+from ssfl.evaluation.finetune import FinetuneOptions, FinetuneResult, finetune
 from ssfl.evaluation.linear import LinearOptions, linear_probe
 
 FAST = FinetuneOptions(epochs=15, batch=16, lr=0.05)
-
-
-@pytest.mark.parametrize(("fraction", "each"), [(0.01, 5), (0.1, 50)])
-def test_a_balanced_set_gives_exactly_its_fraction_of_every_class(
-    fraction: float, each: int
-) -> None:
-    labels = torch.from_numpy(np.random.default_rng(0).permutation(np.arange(5000) % 10))
-    chosen = label_subset(labels, fraction, np.random.default_rng(1))
-    assert torch.bincount(labels[chosen]).tolist() == [each] * 10
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.integers(-1, 6), min_size=1, max_size=200),
-    st.floats(0.001, 1.0),
-    st.integers(0, 2**32),
-)
-def test_any_labels_give_equal_counts_but_for_classes_that_run_out(
-    values: list[int], fraction: float, seed: int
-) -> None:
-    labels = torch.tensor(values)
-    if not (labels >= 0).any():
-        return
-    chosen = label_subset(labels, fraction, np.random.default_rng(seed))
-    assert len(set(chosen.tolist())) == len(chosen)
-    taken = torch.bincount(labels[chosen], minlength=7)
-    held = torch.bincount(labels[labels >= 0], minlength=7)
-    assert (taken[held > 0] >= 1).all()
-    full = taken.max()
-    assert ((taken == full) | (taken == held)).all()
-
-
-def test_the_subset_follows_its_seed_and_not_the_clock() -> None:
-    labels = torch.arange(1000) % 10
-    a, b, c = (label_subset(labels, 0.1, np.random.default_rng(seed)) for seed in (3, 3, 4))
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
-
-
-def test_unlabelled_data_and_odd_fractions_are_errors_for_people() -> None:
-    with pytest.raises(DataError, match="unlabelled"):
-        label_subset(torch.full((5,), -1), 0.1, np.random.default_rng(0))
-    with pytest.raises(DataError, match="between 0 and 1"):
-        label_subset(torch.zeros(5), 1.5, np.random.default_rng(0))
 
 
 def normalise(pixels: Tensor) -> Tensor:

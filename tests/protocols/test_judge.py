@@ -228,13 +228,13 @@ def test_a_few_labels_are_balanced_over_classes_and_the_same_for_every_encoder(
     personal: Run, data: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[torch.Tensor] = []
-    real = protocols.label_subset
+    real = protocols.labelled_images
 
     def spy(*given: Any) -> torch.Tensor:
         drawn.append(real(*given))
         return drawn[-1]
 
-    monkeypatch.setattr(protocols, "label_subset", spy)
+    monkeypatch.setattr(protocols, "labelled_images", spy)
     evaluate(personal, ["semi-linear"], options=ProtocolOptions(fractions=(0.1,)), data=data)
     assert len(drawn) == 5
     assert all(torch.equal(rows, drawn[0]) for rows in drawn)

@@ -5,7 +5,7 @@ the test images, so ten thousand clients cost no more memory than one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from ssfl.data.partition import (
     natural_owners,
     partition,
 )
-from ssfl.errors import DataError
+from ssfl.data.split import labelled_images
+from ssfl.errors import ConfigError, DataError
 from ssfl.seeding import numpy_generator
 
 
@@ -32,7 +33,8 @@ class FederatedData:
     train_parts: list[Indices]
     test_parts: list[Indices] | None
     names: tuple[str, ...] | None = None
-    """The clients' own names, where the partition is natural and the data names its owners."""
+    """The clients' own names, where the partition is natural and the data names its owners; or
+    their numbers in the partition, where some do not take part."""
 
     def __len__(self) -> int:
         return len(self.train_parts)
@@ -81,7 +83,49 @@ def federate(dataset: DataSet, options: PartitionOptions, seed: int) -> Federate
         clients = natural_owners(owners, options.min_size)
         if dataset.owners is not None:
             names = tuple(dataset.owners[owner] for owner in clients)
-    return FederatedData(dataset, parts, _test_parts(dataset, parts, clients, options, seed), names)
+    data = FederatedData(dataset, parts, _test_parts(dataset, parts, clients, options, seed), names)
+    return data if options.labelled == 1 else _labelled_part(data, options.labelled, seed)
+
+
+def _labelled_part(data: FederatedData, share: float, seed: int) -> FederatedData:
+    """The same clients with their labelled images alone; test sets are those they had before.
+
+    A client left with fewer than two images could not make a step: it does not take part, and a
+    note says so.
+    """
+    dataset = data.dataset
+    if dataset.train.labels is None:
+        raise ConfigError(
+            f"partition.labelled = {share:g} is a share of the labels, and the {dataset.name} "
+            "images have none: leave it at 1"
+        )
+    chosen = np.zeros(len(dataset.train), dtype=bool)
+    chosen[labelled_images(dataset.train.labels, share, seed).numpy()] = True
+    parts = [part[chosen[part]] for part in data.train_parts]
+    able = [k for k, part in enumerate(parts) if len(part) >= 2]
+    if not able:
+        raise DataError(
+            f"partition.labelled = {share:g} leaves {chosen.sum():,} images, and no client with "
+            "two of them: ask for a larger share or fewer clients"
+        )
+    held = sum(len(parts[k]) for k in able)
+    note = f"clients train on {held:,} of {len(chosen):,} images (partition.labelled = {share:g})"
+    names = data.names
+    if len(able) < len(parts):
+        known = names or tuple(map(str, data.clients()))
+        gone = [known[k] for k in data.clients() if k not in set(able)]
+        shown = ", ".join(gone[:10]) + (", ..." if len(gone) > 10 else "")
+        note += (
+            f"; {len(gone):,} of {len(parts):,} clients have fewer than two of them and do not "
+            f"take part ({shown})"
+        )
+        names = tuple(known[k] for k in able)
+    return FederatedData(
+        replace(dataset, notes=(*dataset.notes, note)),
+        [parts[k] for k in able],
+        None if data.test_parts is None else [data.test_parts[k] for k in able],
+        names,
+    )
 
 
 def _test_parts(

@@ -39,6 +39,9 @@ class PartitionOptions(Section):
     left out."""
     min_test: int = Field(10, ge=1)
     """Fewest images in a client's local test set, where the test set has them."""
+    labelled: float = Field(1.0, gt=0, le=1)
+    """Share of the training images, class by class, that clients may train on: supervised FL with
+    few labels. Test sets stay those of all images."""
     max_redraws: int = Field(1000, ge=0)
     """How many times to draw again when a client fell below min_size."""
 

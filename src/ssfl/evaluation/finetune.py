@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -49,26 +48,6 @@ class FinetuneResult:
     """Labelled images trained on."""
     encoder: nn.Module
     head: nn.Linear
-
-
-def label_subset(labels: Tensor | np.ndarray, fraction: float, rng: np.random.Generator) -> Tensor:
-    """Indices, sorted, of a class-balanced `fraction` of `labels`: the same number of each class.
-
-    At least one of each class present; a class with fewer gives all it has, and the others do not
-    make up for it. Negative labels mean unlabelled and are left out.
-    """
-    if not 0 < fraction <= 1:
-        raise DataError(f"a fraction of the labels lies between 0 and 1, {fraction} does not")
-    values = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
-    present = np.unique(values[values >= 0])
-    if len(present) == 0:
-        raise DataError("no labels to take a subset of: this data set is unlabelled")
-    share = max(1, round(fraction * int((values >= 0).sum()) / len(present)))
-    chosen = [
-        rng.permutation(members)[:share]
-        for members in (np.flatnonzero(values == label) for label in present)
-    ]
-    return torch.from_numpy(np.sort(np.concatenate(chosen)).astype(np.int64))
 
 
 def finetune(

@@ -19,9 +19,10 @@ from pydantic import Field
 from torch import Tensor
 
 from ssfl.data.federated import FederatedData
+from ssfl.data.split import labelled_images
 from ssfl.data.views import ViewOptions, Views, resolve
 from ssfl.errors import ConfigError
-from ssfl.evaluation.finetune import FinetuneOptions, finetune, label_subset
+from ssfl.evaluation.finetune import FinetuneOptions, finetune
 from ssfl.evaluation.health import ROWS, alignment, health
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.linear import (
@@ -42,7 +43,7 @@ from ssfl.protocols.scores import (
 )
 from ssfl.run import Run
 from ssfl.section import Section
-from ssfl.seeding import numpy_generator, torch_generator
+from ssfl.seeding import torch_generator
 from ssfl.ssl.supervised import Supervised
 
 PROTOCOLS = {
@@ -301,8 +302,7 @@ class _Judge:
 
     def _labelled(self, share: float) -> Tensor:
         """The same few labelled images for every encoder of the run."""
-        dice = numpy_generator(self.bench.config.seed, "label-subset", round(share * 10_000))
-        return label_subset(self.train_labels, share, dice)
+        return labelled_images(self.train_labels, share, self.bench.config.seed)
 
     def _knn(self, bank: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> float:
         options = self.bench.config.evaluation
