@@ -455,6 +455,30 @@ def test_batches_go_from_8_to_512_true_and_accumulated() -> None:
     ]
 
 
+@pytest.mark.parametrize(("arm", "share"), [("supervised-1", 0.01), ("supervised-10", 0.1)])
+def test_supervised_clients_have_the_labels_that_the_classifier_on_ssfl_gets(
+    arm: str, share: float
+) -> None:
+    from ssfl.assemble import load_federated
+    from ssfl.data.split import labelled_images
+
+    study = studies()["labels"]
+    assert share in study.options.fractions
+    # Enough images of every class that the share is no accident of rounding.
+    shapes = ("data.source=shapes", "data.train=3000", "data.test=10", "partition.clients=2")
+    few, whole = (
+        load_federated(study.config(study.arm(a), name="x", seed=5, rounds=1, settings=shapes))
+        for a in (arm, "ssfl")
+    )
+    labels = whole.dataset.train.labels
+    assert labels is not None
+    held = sorted(image for k in few.clients() for image in few.train_indices(k).tolist())
+    assert held == labelled_images(labels, share, seed=5).tolist()
+    assert len(held) == round(share * 3000)
+    for k in few.clients():
+        assert few.test_indices(k).tolist() == whole.test_indices(k).tolist()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -90,7 +90,8 @@ class Stopwatch(Quiet):
 
     def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
         share = (run.config.server.clients_per_round or clients) / clients
-        self.images = round(run.facts["train_images"] * min(1.0, share))
+        images = run.facts["train_images"] * run.config.partition.labelled
+        self.images = round(images * min(1.0, share))
 
     def note(self, text: str) -> None:
         """The run itself will say it again."""
