@@ -19,6 +19,7 @@ from ssfl.data.images import DataSet, Images
 from ssfl.data.sources import load_dataset
 from ssfl.federation.client import Host
 from ssfl.federation.messages import Reason, Task, TaskKind
+from ssfl.federation.spares import Spares
 from ssfl.federation.state import ClientState
 from ssfl.federation.store import StateStore
 from ssfl.federation.trainer import Result, Trainer
@@ -418,3 +419,20 @@ def test_whatever_goes_wrong_at_a_client_is_a_typed_failure_and_keeps_its_old_st
     assert bad.failure.reason is Reason.ERROR
     assert "the disk burns" in bad.failure.detail
     assert host.store.get(0, before=2) is kept
+
+
+def test_memory_for_updates_is_used_again_only_once_nobody_reads_it() -> None:
+    spares, like = Spares(), torch.zeros(8)
+    first = spares.take(like)
+    second = spares.take(like)
+    assert first.data_ptr() != second.data_ptr()
+    where, part = first.data_ptr(), first[2:4]
+    del first
+    assert spares.take(like).data_ptr() != where  # a part of it is still read
+    array = part.numpy()
+    del part
+    assert spares.take(like).data_ptr() != where  # and now by numpy
+    del array
+    assert spares.take(like).data_ptr() == where
+    many = [spares.take(like) for _ in range(10)]
+    assert len({vector.data_ptr() for vector in many}) == 10

@@ -26,7 +26,8 @@ class Models:
     """What is resident while a client trains.
 
     `global_` is Θ_k, the client's copy of the global model; `personal` is θ_k where the algorithm
-    has one; `received` is Θ^(t) as the server sent it (trainable part), which does not move.
+    has one; `received` is Θ^(t) as the server sent it (trainable part), which does not move, for
+    algorithms that declare themselves `anchored` (empty for others).
     """
 
     global_: Learner
@@ -50,6 +51,8 @@ class Algorithm:
     """The client sends Δ = Θ_k − Θ; otherwise nothing leaves it."""
     remembers: ClassVar[bool] = False
     """The client keeps its own Θ_k between rounds and `arrive` sees it."""
+    anchored: ClassVar[bool] = False
+    """A step reads `Models.received`."""
     batches: ClassVar[int] = 1
     """Independent mini-batches that one step takes."""
     encoder: ClassVar[Literal["global", "personal", "adapted"]] = "global"

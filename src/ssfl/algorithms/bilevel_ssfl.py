@@ -28,6 +28,7 @@ class BiLevelSSFL(Algorithm):
 
     Options = BiLevelSSFLOptions
     personal = True
+    anchored = True
     encoder = "personal"
     metrics = ("loss", "personal_loss")
 

@@ -37,6 +37,7 @@ class Learner:
         self.progress = torch.zeros((), device=device)
         self.share = 1.0  # of the step's images that the micro-batch at hand holds
         self.last = True  # the micro-batch at hand completes the step
+        self.disturbed = False  # steps were made since the last reset
         self.drift: Tensor | None = None
         self.anchor: Tensor | None = None
         self.pull = 0.0
@@ -61,6 +62,7 @@ class Learner:
 
     def descend(self, loss: Tensor, *, anchor: Tensor | None = None, pull: float = 0.0) -> None:
         """θ ← θ − β ∇(loss + pull/2 ‖θ − anchor‖²), once all micro-batches of the step are in."""
+        self.disturbed = True
         (loss * self.share).backward()  # type: ignore[no-untyped-call]
         if not self.last:
             return
@@ -114,8 +116,12 @@ class Learner:
 
     def reset(self, momentum: Tensor | None = None) -> None:
         """Forget the last client: no gradient, no drift, momentum zero or as given."""
-        self.flat.gradient.zero_()
-        self.momentum.zero_() if momentum is None else self.momentum.copy_(momentum)
+        if self.disturbed:
+            self.flat.gradient.zero_()
+            self.momentum.zero_()
+        if momentum is not None:
+            self.momentum.copy_(momentum)
+        self.disturbed = momentum is not None
         if self.drift is not None:
             self.drift.zero_()  # in place: a captured step goes on reading it
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ssfl.errors import CheckpointError
 from ssfl.federation.aggregate import Mean
 from ssfl.federation.options import ServerOptions
+from ssfl.federation.spares import Spares
 from ssfl.models.flat import Kind, Layout
 
 
@@ -30,6 +31,7 @@ class ServerOptimizer:
             for entry in layout.entries
             if entry.kind is Kind.STATISTIC and entry.name.endswith("running_var")
         ]
+        self._spares = Spares()
         self._state = {name: self.start() for name in self.keeps}
 
     def start(self) -> Tensor:
@@ -39,9 +41,11 @@ class ServerOptimizer:
     def step(self, theta: Tensor, mean: Mean) -> Tensor:
         """The next Θ (shared part); `theta` is left as it is."""
         self._state = {name: kept.to(theta.device) for name, kept in self._state.items()}
-        after = theta + mean.delta
-        moved = self.move(mean.delta[: self._trainable], mean)
-        after[: self._trainable] = theta[: self._trainable] + self.options.lr * moved
+        after = self._spares.take(theta)
+        moving, other = slice(self._trainable), slice(self._trainable, None)
+        moved = self.move(mean.delta[moving], mean)
+        torch.add(theta[moving], moved, alpha=self.options.lr, out=after[moving])
+        torch.add(theta[other], mean.delta[other], out=after[other])
         for variance in self._variances:
             after[variance].clamp_(min=0)  # rounding, or an update to an older Θ
         return after

@@ -21,6 +21,7 @@ from ssfl.evaluation.features import extract
 from ssfl.federation.drift import Drift
 from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Task
+from ssfl.federation.spares import Spares
 from ssfl.federation.state import ClientState
 from ssfl.models.flat import Kind, Layout
 from ssfl.seeding import torch_generator
@@ -61,9 +62,12 @@ class Trainer:
         self.stop = Event()
         self._images = engine.resident(images)
         self._lane = engine.lane()
+        self._spares = Spares()
         global_ = self._resident(build)
         personal = self._resident(build) if algorithm.personal else None
-        self.models = Models(global_, personal, torch.zeros_like(global_.flat.trainable))
+        self._anchored = algorithm.anchored or local.correction != "none"
+        received = global_.flat.trainable.clone() if self._anchored else torch.empty(0)
+        self.models = Models(global_, personal, received)
         self._new_home = global_.flat.home.clone()
         self._norms = (
             self.layout.select([Kind.NORM, Kind.STATISTIC], engine.device)
@@ -101,6 +105,8 @@ class Trainer:
             self._step.ready(plan[0], uniforms[0])
         memory = self._load(task, theta, state)
         totals = torch.zeros(len(self.algorithm.metrics), device=device)
+        for learner in filter(None, (self.models.global_, self.models.personal)):
+            learner.disturbed = learner.disturbed or len(plan) > 0  # a replay does not say so
         for index, numbers in zip(plan, uniforms, strict=True):
             if self.stop.is_set():
                 raise KeyboardInterrupt
@@ -129,7 +135,7 @@ class Trainer:
             return models.own.method.backbone
         flat = models.global_.flat
         flat.shared.copy_(task.theta.to(device))
-        models.received.copy_(flat.trainable)
+        self._anchor(flat.shared)
         self._put_back(state)
         if kind == "adapted" and len(indices) > 1:  # batch norm needs two images
             self._adapt(client, task, indices)
@@ -249,10 +255,15 @@ class Trainer:
     def _receive(self, theta: Tensor, state: ClientState) -> Tensor | None:
         """Θ arrives; returns what the client's algorithm will remember of it."""
         models = self.models
-        models.received.copy_(theta[: self.layout.trainable])
+        self._anchor(theta)
         memory = self.algorithm.arrive(models, theta, state.mine, state.memory)
         self._put_back(state)
         return memory
+
+    def _anchor(self, theta: Tensor) -> None:
+        """Keep Θ as it was sent, where something is held to it."""
+        if self._anchored:
+            self.models.received.copy_(theta[: self.layout.trainable])
 
     def _put_back(self, state: ClientState) -> None:
         """What of Θ_k never left the client: its home part and, with FedBN, its norms."""
@@ -262,7 +273,7 @@ class Trainer:
             flat.shared[self._norms] = state.norms
 
     def _delta(self, theta: Tensor) -> Tensor:
-        delta = self.models.global_.flat.shared - theta
+        delta = torch.sub(self.models.global_.flat.shared, theta, out=self._spares.take(theta))
         if self._norms is not None:
             delta[self._norms] = 0
         return delta
