@@ -16,8 +16,10 @@ from ssfl.evaluation.linear import (
     LinearResult,
     federated_linear,
     linear_probe,
+    linear_probes,
     naive_federated_linear,
 )
+from ssfl.evaluation.logistic import _in_parts
 
 PLAIN = LinearOptions(rounds=4, batch=16, lr=0.2, momentum=0.0, standardise=False)
 
@@ -77,6 +79,26 @@ def test_in_float64_the_probe_finds_scikit_learns_very_weights() -> None:
     assert torch.equal(ours.predict(test_x), torch.from_numpy(logits.argmax(1)))
 
 
+def test_classifiers_made_together_are_those_made_one_by_one() -> None:
+    """Encoders of different scale, which are done after different numbers of iterations."""
+    x, y, test_x, test_y = split(*features(), 600)
+    x, test_x = x.double(), test_x.double()
+    turn = torch.linalg.qr(torch.randn(40, 40, generator=torch.Generator().manual_seed(0)).double())
+    seen = [(a, 30 * a, a @ turn.Q + 5) for a in (x, test_x)]
+    options = LinearOptions(tolerance=1e-7)
+    together = linear_probes(seen[0], y, seen[1], test_y, 6, options)
+    for one, train, test in zip(together, *seen, strict=True):
+        alone = linear_probe(train, y, test, test_y, 6, options)
+        torch.testing.assert_close(one.weight, alone.weight, rtol=1e-3, atol=1e-5)
+        assert one.loss == pytest.approx(alone.loss, abs=1e-6)
+        assert one.accuracy == pytest.approx(alone.accuracy, abs=0.004)
+
+
+def test_a_product_over_images_in_parts_is_the_whole_one() -> None:
+    left, x = torch.randn(3, 5, 24).double(), torch.randn(3, 24, 7).double()
+    torch.testing.assert_close(_in_parts(left, x, 4), left @ x)
+
+
 def test_the_reported_loss_is_the_classifiers_cross_entropy_on_raw_features() -> None:
     x, y = features()
     for options in (LinearOptions(), LinearOptions(solver="sgd", rounds=3)):
@@ -128,6 +150,8 @@ def longhand_fedavg(
     for number in range(options.rounds):
         rate = options.lr * (1 + np.cos(np.pi * number / options.rounds)) / 2
         mean = {name: torch.zeros_like(value) for name, value in state.items()}
+        dice = seeding.torch_generator(seed, "linear", number)
+        numbers = torch.rand(options.local_epochs, total, generator=dice, dtype=torch.float64)
         for client, (x, y) in enumerate(clients):
             layer.load_state_dict(state)
             sgd = torch.optim.SGD(
@@ -138,9 +162,10 @@ def longhand_fedavg(
                 lr=rate,
                 momentum=options.momentum,
             )
-            dice = seeding.torch_generator(seed, "linear", number, client)
-            for _ in range(options.local_epochs):
-                for rows in torch.randperm(len(x), generator=dice).split(options.batch):
+            first = sum(len(features) for features, _ in clients[:client])
+            for epoch in range(options.local_epochs):
+                order = numbers[epoch, first : first + len(x)].argsort()
+                for rows in order.split(options.batch):
                     sgd.zero_grad()
                     F.cross_entropy(layer(x[rows]), y[rows]).backward()
                     sgd.step()
@@ -167,7 +192,7 @@ def test_taking_the_clients_in_groups_changes_nothing(monkeypatch: pytest.Monkey
     x, y = features(n=300)
     sizes = [10, 120, 50, 40, 80]
     whole = federated_linear(x.split(sizes), y.split(sizes), x, y, 6, PLAIN)
-    monkeypatch.setattr("ssfl.evaluation.linear._BLOCK", 2 * PLAIN.batch * (x.shape[1] + 1))
+    monkeypatch.setattr("ssfl.evaluation.linear._BLOCK", 2 * PLAIN.batch * (x.shape[1] + 4))
     grouped = federated_linear(x.split(sizes), y.split(sizes), x, y, 6, PLAIN)
     torch.testing.assert_close(grouped.weight, whole.weight)
 

@@ -52,7 +52,7 @@ def data(personal: Run) -> FederatedData:
 
 @pytest.fixture(scope="module")
 def found(personal: Run, data: FederatedData) -> protocols.Evaluation:
-    return evaluate(personal, options=QUICK, data=data)
+    return evaluate(personal, list(protocols.PROTOCOLS), options=QUICK, data=data)
 
 
 def features(run: Run, client: int, pixels: torch.Tensor) -> np.ndarray:
@@ -104,6 +104,38 @@ def test_linear_figures_agree_with_scikit_learn_on_local_and_on_all_test_images(
         assert found["personal_linear"].clients[client] == pytest.approx(local, abs=0.005)
         everywhere = found["personal_linear_global"].clients[client]
         assert everywhere == pytest.approx(right.mean(), abs=0.005)
+
+
+def test_judging_several_encoders_at_once_changes_no_figure(
+    personal: Run,
+    data: FederatedData,
+    found: protocols.Evaluation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench.Bench, "at_once", 3)  # as on a GPU: groups of three and one
+    asked = ["knn", "linear", "semi-linear", "health"]
+    at_once = protocols.judge(bench.Bench(personal, data), asked, QUICK)
+    for score in at_once.scores:
+        # Sums in another order may turn a test image or two.
+        assert score.clients == pytest.approx(found[score.name].clients, abs=0.01)
+        assert score.value == pytest.approx(found[score.name].value, abs=0.005)
+    for who, figures in found.health.items():
+        assert at_once.health[who] == pytest.approx(figures, rel=1e-9)
+
+
+def test_by_default_the_figures_of_the_papers_tables_are_measured(
+    shared: Run, data: FederatedData
+) -> None:
+    found = evaluate(shared, options=QUICK, data=data)
+    assert {score.name for score in found.scores} == {
+        "global_knn",
+        "global_federated_linear",
+        "global_federated_linear_local",
+        "global_linear",
+        "personal_knn",
+        "personal_linear",
+        "personal_linear_global",
+    }
 
 
 def test_means_over_clients_are_plain_and_the_weighted_one_counts_test_images(
@@ -207,12 +239,12 @@ def test_permuted_test_labels_leave_every_classifier_unchanged(
     personal: Run, data: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[torch.Tensor] = []
-    for name in ("linear_probe", "federated_linear", "naive_federated_linear"):
+    for name in ("linear_probes", "federated_linear", "naive_federated_linear"):
         real = getattr(protocols, name)
 
         def spy(*given: Any, real: Any = real) -> Any:
             result = real(*given)
-            made.append(result.weight)
+            made.extend(one.weight for one in (result if isinstance(result, list) else [result]))
             return result
 
         monkeypatch.setattr(protocols, name, spy)

@@ -19,6 +19,9 @@ def evaluate(
         list[str] | None,
         typer.Option("--protocol", "-p", help="Only this protocol (may be repeated)."),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every protocol, the slow ones too.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change one option, e.g. --set finetune.epochs=20."),
@@ -26,19 +29,23 @@ def evaluate(
 ) -> None:
     """Judge a run's last checkpoint by the paper's protocols.
 
-    kNN, federated linear, linear per encoder, naive federated linear, semi-supervised with 1 % and
-    10 % of the labels, and label-free health. Writes RUN/evaluation.json.
+    By default those of its tables, and label-free health: knn, federated-linear (of the shared
+    encoder), linear (of every encoder) and health. On request, or with --all:
+    naive-federated-linear, semi-linear and semi-finetune (1 % and 10 % of the labels).
+    Writes RUN/evaluation.json; figures measured before are kept.
 
-    Example: ssfl evaluate runs/demo -p knn -p linear
+    Example: ssfl evaluate runs/demo -p knn -p semi-linear
     """
     from ssfl.commands.console import console
+    from ssfl.protocols.judge import PROTOCOLS
     from ssfl.protocols.judge import evaluate as judge
     from ssfl.run import Run
 
     opened = Run(run)
     options = parse_options(settings or [])
+    chosen = list(PROTOCOLS) if everything else protocol
     with bars() as progress:
-        found = judge(opened, protocol, options=options, progress=watcher(progress))
+        found = judge(opened, chosen, options=options, progress=watcher(progress))
     show(found, opened)
     saved = f"saved {opened.path / 'evaluation.json'}; `ssfl report {run}` puts it on the page"
     console.print(saved, highlight=False, soft_wrap=True)

@@ -48,19 +48,29 @@ def extract(
     if indices is not None:
         indices = indices.to(pixels_u8.device)
     out: Tensor | None = None
+    done = 0
     # no_grad rather than inference_mode: a classifier's autograd may use these features later.
     with torch.no_grad(), evaluating(encoder), _autocast(device, autocast):
-        for start in range(0, count, batch):
-            stop = min(start + batch, count)
+        for start, stop in _batches(count, batch, device):
             raw = pixels_u8[start:stop] if indices is None else pixels_u8[indices[start:stop]]
             features = encoder(normalise(_upload(raw, device))).flatten(1)
             if out is None:
                 out = torch.empty(count, features.shape[1], dtype=torch.float32, device=device)
             out[start:stop].copy_(features)
             if progress is not None:
-                progress(stop - start)
+                progress(stop - done)
+            done = stop
     assert out is not None
     return out
+
+
+def _batches(count: int, batch: int, device: torch.device) -> list[tuple[int, int]]:
+    """Where each batch starts and stops. On a GPU the last one reaches back to be full: kernels
+    are chosen for each new shape, which takes longer than a few images seen twice."""
+    spans = [(start, min(start + batch, count)) for start in range(0, count, batch)]
+    if device.type == "cuda":
+        spans[-1] = (max(0, count - batch), count)
+    return spans
 
 
 def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:

@@ -6,7 +6,9 @@ sets are thinned to evenly spaced rows, so the figures are the same every time.
 """
 
 import math
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,17 +41,24 @@ class Health:
 
 def health(features: Tensor, second_view_features: Tensor | None = None) -> Health:
     """All figures of `features` (n, d); with the same images' second view, alignment too."""
-    features = _thin(features, ROWS)
-    if not bool(features.isfinite().all()):
-        lost = math.nan
-        return Health(lost, lost, lost, lost, dimensions=features.shape[1])
-    std, ratio = feature_std(features)
-    aligned = None
-    if second_view_features is not None:
-        aligned = alignment(features, _thin(second_view_features, ROWS))
-    return Health(
-        std, ratio, effective_rank(features), uniformity(features), aligned, features.shape[1]
-    )
+    (found,) = healths([features])
+    if second_view_features is None or math.isnan(found.std):
+        return found
+    thinned = _thin(features, ROWS), _thin(second_view_features, ROWS)
+    return replace(found, alignment=alignment(*thinned))
+
+
+def healths(features: Sequence[Tensor]) -> list[Health]:
+    """The figures of several encoders' features, their eigenvalues found together."""
+    thinned = [_thin(one, ROWS) for one in features]
+    sound = [bool(one.isfinite().all()) for one in thinned]
+    ranks = iter(effective_ranks([one for one, fine in zip(thinned, sound, strict=True) if fine]))
+    found = []
+    for one, fine in zip(thinned, sound, strict=True):
+        std, ratio = feature_std(one) if fine else (math.nan, math.nan)
+        rank, spread = (next(ranks), uniformity(one)) if fine else (math.nan, math.nan)
+        found.append(Health(std, ratio, rank, spread, dimensions=one.shape[1]))
+    return found
 
 
 def collapsed(health: Health) -> str | None:
@@ -83,20 +92,38 @@ def feature_std(features: Tensor) -> tuple[float, float]:
 
 
 def effective_rank(features: Tensor) -> float:
-    """RankMe: exp of the entropy of the singular values (not centred), taken as shares.
+    """RankMe: exp of the entropy of the singular values (not centred), taken as shares."""
+    return effective_ranks([features])[0]
+
+
+def effective_ranks(features: Sequence[Tensor]) -> list[float]:
+    """RankMe of each, equal sizes at once.
 
     From the eigenvalues of the smaller Gram matrix, in float64: squaring costs half the digits,
     and eight are left.
     """
-    _need_rows(features, 1)
-    x = _thin(features, ROWS).double()
-    gram = x.T @ x if len(x) >= x.shape[1] else x @ x.T
-    values = torch.linalg.eigvalsh(gram)
+    grams: dict[int, list[tuple[int, Tensor]]] = defaultdict(list)
+    for place, one in enumerate(features):
+        _need_rows(one, 1)
+        x = _thin(one, ROWS).double()
+        gram = x.T @ x if len(x) >= x.shape[1] else x @ x.T
+        grams[len(gram)].append((place, gram))
+    ranks = [math.nan] * len(features)
+    for same in grams.values():
+        places, matrices = zip(*same, strict=True)
+        for place, rank in zip(places, _ranks(torch.stack(matrices)), strict=True):
+            ranks[place] = rank
+    return ranks
+
+
+def _ranks(grams: Tensor) -> list[float]:
+    values = torch.linalg.eigvalsh(grams)
     # Below rounding, an eigenvalue is noise whose root would count as a small dimension.
-    floor = values.amax() * len(gram) * torch.finfo(values.dtype).eps
+    floor = values.amax(1, keepdim=True) * grams.shape[1] * torch.finfo(values.dtype).eps
     singular = torch.where(values > floor, values, 0).sqrt()
-    shares = singular / singular.sum().clamp_min(torch.finfo(values.dtype).tiny)
-    return math.exp(-torch.special.xlogy(shares, shares).sum().item())
+    shares = singular / singular.sum(1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
+    entropy = -torch.special.xlogy(shares, shares).sum(1)
+    return [math.exp(value) for value in entropy.tolist()]
 
 
 def alignment(z1: Tensor, z2: Tensor, alpha: float = 2) -> float:

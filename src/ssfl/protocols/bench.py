@@ -53,6 +53,18 @@ class Bench:
         self._theta = [t.clone() for t in _tensors(self.trainer.global_encoder(theta))]
         self._keys: dict[int, int] = {GLOBAL: GLOBAL}
         self._test_pixels: Tensor | None = None
+        self._in_place: tuple[int, nn.Module] | None = None
+
+    @property
+    def at_once(self) -> int:
+        """How many encoders' features may be kept side by side: on a GPU, where many classifiers
+        train as fast as one, as many as a third of its free memory holds with a copy of each."""
+        if self.device.type == "cpu":
+            return 1
+        free, _ = torch.cuda.mem_get_info(self.device)
+        images = len(self.data.dataset.train) + len(self.test.pixels if self.test else ())
+        width = self.trainer.models.global_.method.backbone.features
+        return max(1, free // 3 // (2 * 4 * images * width))
 
     @property
     def shares(self) -> bool:
@@ -70,7 +82,12 @@ class Bench:
         return train.labels is not None and test is not None and test.labels is not None
 
     def encoder(self, who: int) -> nn.Module:
-        """The backbone of Θ or of a client; its weights stay in place until the next call."""
+        """The backbone of Θ or of a client; in place until another is asked for."""
+        if self._in_place is None or self._in_place[0] != who:
+            self._in_place = who, self._put_in_place(who)
+        return self._in_place[1]
+
+    def _put_in_place(self, who: int) -> nn.Module:
         if who == GLOBAL:
             return self.trainer.global_encoder(self.task.theta)
         if who not in self.data.clients():

@@ -6,12 +6,10 @@ evaluation, which misleads; and semi-supervised with 1 % and 10 % of the labels.
 are kept. Labels are read here, after training; without any, label-free health is what remains.
 """
 
-import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -20,17 +18,14 @@ from torch import Tensor
 
 from ssfl.data.federated import FederatedData
 from ssfl.data.split import labelled_images
-from ssfl.data.views import ViewOptions, Views, resolve
 from ssfl.errors import ConfigError
-from ssfl.evaluation.finetune import FinetuneOptions, finetune
-from ssfl.evaluation.health import ROWS, alignment, health
+from ssfl.evaluation.finetune import FinetuneOptions
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.linear import (
     ClientFeatures,
     LinearOptions,
-    LinearResult,
     federated_linear,
-    linear_probe,
+    linear_probes,
     naive_federated_linear,
 )
 from ssfl.protocols.bench import GLOBAL, Bench, Progress, silent
@@ -41,9 +36,10 @@ from ssfl.protocols.scores import (
     over_clients,
     over_images,
 )
+from ssfl.protocols.tuning import finetuned
+from ssfl.protocols.unlabelled import Figures, Wellbeing
 from ssfl.run import Run
 from ssfl.section import Section
-from ssfl.seeding import torch_generator
 from ssfl.ssl.supervised import Supervised
 
 PROTOCOLS = {
@@ -57,7 +53,8 @@ PROTOCOLS = {
 }
 """What can be measured, by name."""
 
-_ALIGNED = 256  # images whose two views are compared
+TABLES = ("knn", "federated-linear", "linear", "health")
+"""What is measured unless asked otherwise: the paper's tables 1 and 2, and health."""
 
 
 class ProtocolOptions(Section):
@@ -81,18 +78,16 @@ def evaluate(
     data: FederatedData | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
-    """Judge the last checkpoint by `protocols` (all if not given); writes RUN/evaluation.json.
-
-    Where only some are asked for, figures of the others measured before are kept.
-    """
+    """Judge the last checkpoint by `protocols` (`TABLES` if not given); writes
+    RUN/evaluation.json. Figures of other protocols measured before, in the same way, are kept."""
     run = run if isinstance(run, Run) else Run(run)
-    chosen = tuple(PROTOCOLS) if protocols is None else tuple(protocols)
+    chosen = TABLES if protocols is None else tuple(protocols)
     for name in chosen:
         if name not in PROTOCOLS:
             raise ConfigError(f"unknown protocol '{name}': choose among {', '.join(PROTOCOLS)}")
     bench = Bench(run, data, progress)
     found, path = judge(bench, chosen, options or ProtocolOptions()), run.path / "evaluation.json"
-    before = load_evaluation(path) if protocols is not None else None
+    before = load_evaluation(path) if bench.labelled else None
     if before is not None and (before.rounds, before.options) == (found.rounds, found.options):
         found = before.updated(found)
     found.save(path)
@@ -105,10 +100,10 @@ def judge(bench: Bench, protocols: Sequence[str], options: ProtocolOptions) -> E
     started = time.perf_counter()
     if bench.shares:
         judge_.theta()
-    clients = judge_.clients
-    for place, client in enumerate(clients):
-        bench.progress("encoders judged", place, len(clients))
-        judge_.client(client)
+    clients, size = judge_.clients, bench.at_once
+    for first in range(0, len(clients), size):
+        bench.progress("encoders judged", first, len(clients))
+        judge_.group(clients[first : first + size])
     bench.progress("encoders judged", len(clients), len(clients))
     judge_.together()
     judge_.seconds["total"] = time.perf_counter() - started
@@ -128,7 +123,7 @@ class _Judge:
     def __init__(self, bench: Bench, asked: frozenset[str], options: ProtocolOptions) -> None:
         self.bench, self.options, self.asked = bench, options, asked
         self.notes: list[str] = []
-        self.health: dict[str, dict[str, float | None]] = {}
+        self.health: Figures = {}
         self.seconds: dict[str, float] = defaultdict(float)
         self._global: list[Score] = []
         self._personal: dict[str, dict[int, float]] = defaultdict(dict)
@@ -141,6 +136,8 @@ class _Judge:
             self.asked &= {"health"}
             what = "the images have no labels" if bench.test else "there are no test images"
             self.notes.append(f"{what}: health in place of accuracy")
+        self._wellbeing = Wellbeing(bench, features_known=not self.asked <= {"health"})
+        if not bench.labelled:
             return
         dataset, device = bench.data.dataset, bench.device
         assert dataset.train.labels is not None
@@ -155,16 +152,14 @@ class _Judge:
 
     def theta(self) -> None:
         """Everything that is asked of Θ."""
-        bench = self.bench
-        if "health" in self.asked:
-            self._measure_health(GLOBAL)
+        self._see(GLOBAL)
+        self._measure_health()
         if self.asked <= {"health"}:
             return
-        with self._timing("features"):
-            train, test = bench.train_features(GLOBAL), bench.test_features(GLOBAL)
+        bench = self.bench
+        train, test = bench.train_features(GLOBAL), bench.test_features(GLOBAL)
         method = bench.trainer.models.global_.method
         if isinstance(method, Supervised):
-            bench.encoder(GLOBAL)  # puts Θ in place
             with torch.no_grad():
                 right = method.classifier(test).argmax(1) == self.test_labels
             self._keep_global("global_classifier", right)
@@ -175,33 +170,62 @@ class _Judge:
         if "federated-linear" in self.asked:
             with self._timing("federated-linear"):
                 self._federated(train, test)
+        self._fit([GLOBAL])
         if "linear" in self.asked:
             self._keep_global("global_linear", self._right(GLOBAL))
         for share in self._shares("semi-linear"):
             self._keep_global(f"global_linear_{_percent(share)}", self._right(GLOBAL, share))
         for share in self._shares("semi-finetune"):
-            with self._timing("semi-finetune"):
-                value = self._finetune(GLOBAL, share, torch.arange(len(test)))
+            value = self._finetune(GLOBAL, share, torch.arange(len(test)))
             name = f"global_finetune_{_percent(share)}"
             self._global.append(over_images(name, value, len(test)))
 
-    def client(self, client: int) -> None:
-        """Everything that is asked of one client's encoder."""
-        bench, keep = self.bench, self._personal
-        if "health" in self.asked:
-            self._measure_health(client)
+    def group(self, clients: Sequence[int]) -> None:
+        """Everything that is asked of some clients' encoders, their classifiers made together."""
+        for client in clients:
+            self._see(client)
+            if not self.asked <= {"health"}:
+                self._among_its_own(client)
+        self._measure_health()
         if self.asked <= {"health"}:
             return
-        with self._timing("features"):
-            train, test = bench.train_features(client), bench.test_features(client)
-        train_rows = bench.data.train_indices(client).to(bench.device)
-        rows = self._test_rows(client)
+        self._fit(clients)
+        for client in clients:
+            self._judge_classifiers(client)
+        self._probes = {key: right for key, right in self._probes.items() if key[0] == GLOBAL}
+        for client in clients:
+            self.bench.forget(client)
+
+    def _see(self, who: int) -> None:
+        """While this encoder is in place: its features, and a look at its health."""
+        bench = self.bench
+        with self._timing("loading"):
+            bench.encoder(who)
+        if not self.asked <= {"health"}:
+            with self._timing("features"):
+                bench.train_features(who)
+                bench.test_features(who)
+        if "health" in self.asked:
+            with self._timing("health"):
+                self._wellbeing.see(who)
+
+    def _among_its_own(self, client: int) -> None:
+        """What needs the client's own images alone."""
+        bench, rows = self.bench, self._test_rows(client)
+        mine = bench.data.train_indices(client).to(bench.device)
+        train, test = bench.train_features(client), bench.test_features(client)
         own = ClientFeatures(
-            train[train_rows], self.train_labels[train_rows], test[rows], self.test_labels[rows]
+            train[mine], self.train_labels[mine], test[rows], self.test_labels[rows]
         )
         if "knn" in self.asked:
             with self._timing("knn"):
-                keep["personal_knn"][client] = self._knn(*own)
+                self._personal["personal_knn"][client] = self._knn(*own)
+        if "naive-federated-linear" in self.asked:
+            self._own.append(own)
+
+    def _judge_classifiers(self, client: int) -> None:
+        """On the client's own test images and, with all labels, on everybody's."""
+        keep, rows = self._personal, self._test_rows(client)
         if "linear" in self.asked:
             right = self._right(client)
             keep["personal_linear"][client] = _mean(right[rows])
@@ -211,13 +235,8 @@ class _Judge:
             keep[f"personal_linear_{_percent(share)}"][client] = _mean(right[rows])
         if self.options.finetune_clients:
             for share in self._shares("semi-finetune"):
-                with self._timing("semi-finetune"):
-                    value = self._finetune(client, share, rows.cpu())
+                value = self._finetune(client, share, rows.cpu())
                 keep[f"personal_finetune_{_percent(share)}"][client] = value
-        if "naive-federated-linear" in self.asked:
-            self._own.append(own)
-        self._probes = {key: right for key, right in self._probes.items() if key[0] == GLOBAL}
-        bench.forget(client)
 
     def together(self) -> None:
         """What needs all clients' features at once."""
@@ -254,51 +273,55 @@ class _Judge:
             value = _mean(right[self._test_rows(client)])
             self._personal["global_federated_linear_local"][client] = value
 
-    def _right(self, who: int, share: float = 1.0) -> Tensor:
-        """Which test images a linear probe on this encoder gets right; fitted once an encoder."""
-        key = (self.bench.key(who), share)
-        if key not in self._probes:
-            train, test = self.bench.train_features(who), self.bench.test_features(who)
-            with self._timing("linear" if share == 1 else "semi-linear"):
-                self._probes[key] = self._probe(train, test, share)
-        return self._probes[key]
+    def _fit(self, encoders: Sequence[int]) -> None:
+        """All linear probes that are asked for, on these encoders at once."""
+        if "linear" in self.asked:
+            with self._timing("linear"):
+                self._fit_share(encoders, 1.0)
+        for share in self._shares("semi-linear"):
+            with self._timing("semi-linear"):
+                self._fit_share(encoders, share)
 
-    def _probe(self, train: Tensor, test: Tensor, share: float) -> Tensor:
+    def _fit_share(self, encoders: Sequence[int], share: float) -> None:
+        """A classifier with a share of the labels for every encoder that has none yet."""
+        bench = self.bench
+        new = {
+            bench.key(who): who for who in encoders if (bench.key(who), share) not in self._probes
+        }
+        if not new:
+            return
+        train = [bench.train_features(who) for who in new.values()]
+        test = [bench.test_features(who) for who in new.values()]
         labels = self.train_labels
         if share < 1:
-            rows = self._labelled(share).to(train.device)
-            train, labels = train[rows], labels[rows]
-        result: LinearResult = linear_probe(
+            rows = self._labelled(share).to(labels.device)
+            train, labels = [features[rows] for features in train], labels[rows]
+        results = linear_probes(
             train,
             labels,
             test,
             self.test_labels,
             self.classes,
             self.options.linear,
-            self.bench.config.seed,
+            bench.config.seed,
         )
-        return result.predict(test) == self.test_labels
+        for key, result, features in zip(new, results, test, strict=True):
+            self._probes[key, share] = result.predict(features) == self.test_labels
+
+    def _right(self, who: int, share: float = 1.0) -> Tensor:
+        """Which test images this encoder's linear probe gets right."""
+        return self._probes[self.bench.key(who), share]
 
     def _finetune(self, who: int, share: float, test_rows: Tensor) -> float:
-        bench, rows = self.bench, self._labelled(share)
-        train, test = bench.data.dataset.train, bench.test
-        assert test is not None
-        bench.progress(f"fine-tuning with {share:.0%} of the labels", 0, 1)
-        result = finetune(
-            bench.standalone(who).backbone,
-            train.pixels[rows],
-            self.train_labels.cpu()[rows],
-            test.pixels[test_rows],
-            self.test_labels.cpu()[test_rows],
-            bench.trainer.views.plain,
-            _augmentation(bench),
-            self.options.finetune,
-            bench.config.seed,
-            bench.device,
-            classes=self.classes,
-        )
-        bench.progress(f"fine-tuning with {share:.0%} of the labels", 1, 1)
-        return result.accuracy
+        with self._timing("semi-finetune"):
+            return finetuned(
+                self.bench,
+                who,
+                self._labelled(share),
+                test_rows,
+                self.classes,
+                self.options.finetune,
+            )
 
     def _labelled(self, share: float) -> Tensor:
         """The same few labelled images for every encoder of the run."""
@@ -310,35 +333,10 @@ class _Judge:
             bank, labels, queries, truth, k=options.k, temperature=options.temperature
         )
 
-    def _measure_health(self, who: int) -> None:
-        """Of an encoder on the images it is meant for: a client's own, or for Θ all of them."""
-        bench, data = self.bench, self.bench.data
-        rows = torch.arange(len(data.dataset.train)) if who == GLOBAL else data.train_indices(who)
-        if len(rows) < 2:
-            return
-        seen = _thin(rows, ROWS).to(bench.device)
-        with self._timing("features"):
-            if self.asked == {"health"}:
-                features = bench.features_of(who, bench.trainer.pixels[seen])
-            else:
-                features = bench.train_features(who)[seen]
-        with self._timing("health"):
-            found = asdict(health(features)) | {"alignment": self._alignment(who, rows)}
-        self.health["global" if who == GLOBAL else str(who)] = {
-            name: value if value is None or math.isfinite(value) else None
-            for name, value in found.items()
-        }
-
-    def _alignment(self, who: int, rows: Tensor) -> float:
-        """How close two views of the same few images come."""
-        bench, views = self.bench, self.bench.trainer.views
-        pixels = bench.trainer.pixels[_thin(rows, _ALIGNED).to(bench.device)]
-        dice = torch_generator(bench.config.seed, "health-views", device=bench.device)
-        uniforms = torch.rand(2, len(pixels), views.draws, generator=dice, device=bench.device)
-        first, second = (
-            bench.features_of(who, view, lambda ready: ready) for view in views(pixels, uniforms)
-        )
-        return alignment(first, second)
+    def _measure_health(self) -> None:
+        if "health" in self.asked:
+            with self._timing("health"):
+                self.health |= self._wellbeing.figures()
 
     def _shares(self, protocol: str) -> tuple[float, ...]:
         return self.options.fractions if protocol in self.asked else ()
@@ -348,32 +346,19 @@ class _Judge:
 
     @contextmanager
     def _timing(self, what: str) -> Iterator[None]:
-        started = time.perf_counter()
+        started = self._now()
         yield
-        self.seconds[what] += time.perf_counter() - started
+        self.seconds[what] += self._now() - started
+
+    def _now(self) -> float:
+        """What was asked of a GPU is done before the clock is read."""
+        if self.bench.device.type == "cuda":
+            torch.cuda.synchronize(self.bench.device)
+        return time.perf_counter()
 
     def _test_rows(self, client: int) -> Tensor:
         rows = self.bench.data.test_indices(client)
         return (torch.empty(0, dtype=torch.long) if rows is None else rows).to(self.bench.device)
-
-
-def _augmentation(bench: Bench) -> Callable[[Tensor, torch.Generator], Tensor]:
-    """Fine-tuning's mild views: shifts and flips, or the digits' own (a mirrored 2 is no 2)."""
-    dataset = bench.data.dataset
-    spec = resolve(
-        ViewOptions(preset="digits" if dataset.presets == "digits" else "supervised"),
-        preset=dataset.presets,
-        mean=dataset.mean,
-        std=dataset.std,
-        image_size=dataset.train.pixels.shape[-1],
-    )
-    views = Views(spec, bench.device)
-
-    def augment(pixels: Tensor, dice: torch.Generator) -> Tensor:
-        uniforms = torch.rand(1, len(pixels), views.draws, generator=dice, device=pixels.device)
-        return views(pixels, uniforms)[0]
-
-    return augment
 
 
 def _percent(share: float) -> str:
@@ -382,9 +367,3 @@ def _percent(share: float) -> str:
 
 def _mean(right: Tensor) -> float:
     return float(right.double().mean())
-
-
-def _thin(rows: Tensor, limit: int) -> Tensor:
-    """At most `limit` of the rows, evenly spaced."""
-    count = min(len(rows), limit)
-    return rows[torch.arange(count) * len(rows) // count]

@@ -1,0 +1,70 @@
+"""The health of a run's encoders, each on the images it is meant for. Needs no label.
+
+A client's encoder is looked at on the client's own images, Θ on all of them; what an encoder makes
+of two views of a few images tells how little it minds augmentation.
+"""
+
+import math
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from ssfl.evaluation.health import ROWS, alignment, healths
+from ssfl.protocols.bench import GLOBAL, Bench
+from ssfl.seeding import torch_generator
+
+Figures = dict[str, dict[str, float | None]]
+"""Label-free figures by encoder: "global", or a client's number."""
+
+_ALIGNED = 128  # images whose two views are compared
+
+
+class Wellbeing:
+    """Sees encoders one by one, while each is in place, and measures several together."""
+
+    def __init__(self, bench: Bench, *, features_known: bool) -> None:
+        self._bench, self._features_known = bench, features_known
+        self._seen: dict[int, tuple[Tensor, float]] = {}
+
+    def see(self, who: int) -> None:
+        """Keep what this encoder makes of a sample of its images."""
+        bench, data = self._bench, self._bench.data
+        rows = torch.arange(len(data.dataset.train)) if who == GLOBAL else data.train_indices(who)
+        if len(rows) < 2:
+            return
+        sample = _thin(rows, ROWS).to(bench.device)
+        if self._features_known:
+            features = bench.train_features(who)[sample]
+        else:
+            features = bench.features_of(who, bench.trainer.pixels[sample])
+        self._seen[who] = features, self._alignment(who, rows)
+
+    def figures(self) -> Figures:
+        """Of all encoders seen since the last time."""
+        seen, self._seen = self._seen, {}
+        found = healths([features for features, _ in seen.values()])
+        return {
+            "global" if who == GLOBAL else str(who): {
+                name: value if value is None or math.isfinite(value) else None
+                for name, value in (asdict(figures) | {"alignment": aligned}).items()
+            }
+            for (who, (_, aligned)), figures in zip(seen.items(), found, strict=True)
+        }
+
+    def _alignment(self, who: int, rows: Tensor) -> float:
+        """How close two views of the same few images come."""
+        bench, views = self._bench, self._bench.trainer.views
+        pixels = bench.trainer.pixels[_thin(rows, _ALIGNED).to(bench.device)]
+        dice = torch_generator(bench.config.seed, "health-views", device=bench.device)
+        uniforms = torch.rand(2, len(pixels), views.draws, generator=dice, device=bench.device)
+        first, second = (
+            bench.features_of(who, view, lambda ready: ready) for view in views(pixels, uniforms)
+        )
+        return alignment(first, second)
+
+
+def _thin(rows: Tensor, limit: int) -> Tensor:
+    """At most `limit` of the rows, evenly spaced."""
+    count = min(len(rows), limit)
+    return rows[torch.arange(count) * len(rows) // count]
