@@ -1,9 +1,9 @@
 """A real federation on this machine: SuperLink, two SuperNodes, TLS, keys, and bad days.
 
-Two federations are run, and every test looks at one of them. The quiet one must end bit for bit
-where a single process ends. In the other one a site, the SuperLink and the coordinator are killed
-in turn, strangers knock, and it must end where a single process ends that misses the same clients
-in the same rounds.
+Three federations are run, and every test looks at one of them. The quiet one must end bit for bit
+where a single process ends; one whose sites sum their clients' updates ends there but for rounding.
+In the third a site, the SuperLink and the coordinator are killed in turn, strangers knock, and it
+must end where a single process ends that misses the same clients in the same rounds.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ import torch
 
 pytest.importorskip("flwr")
 
-from six_clients import assert_same_bits, recipe, reference
+from six_clients import assert_same_bits, figures, outcome, recipe, reference
 
-from ssfl.assemble import load_federated
+from ssfl.assemble import build_host, load_federated
 from ssfl.comm import COMMUNICATORS
 from ssfl.comm.flower.host import SiteOptions, init_site
 from ssfl.comm.flower.keys import make_authority, make_site_key
@@ -34,7 +34,8 @@ from ssfl.comm.flower.processes import Child, free_port
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import to_toml
 from ssfl.experiment import train
-from ssfl.federation.messages import Reason, TaskKind, failed
+from ssfl.federation.messages import Reason, Task, TaskKind, failed
+from ssfl.federation.store import StateStore
 from ssfl.run import Run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -102,12 +103,20 @@ class Federation:
         (folder,) = (self.home / name / "runs").iterdir()
         return Run(folder)
 
-    def wait_for(self, look, seconds=300):
-        """Wait until `look()` is true; fail with the logs otherwise."""
+    def wait_for(self, look, server, seconds=300):
+        """Wait until `look()` is true; fail with the logs otherwise, or as soon as the server is
+        gone without it."""
         end = time.monotonic() + seconds
         while not look():
-            assert time.monotonic() < end, {p.name: p.read_text() for p in self.home.glob("*.log")}
+            gone = server.poll() is not None and not look()
+            if gone or time.monotonic() > end:
+                pytest.fail("\n".join(f"{p}\n{p.read_text()}" for p in self.home.glob("*.log")))
             time.sleep(0.1)
+
+    def finish(self, server, log="serve"):
+        """Wait until the server has ended, as it should."""
+        self.wait_for(lambda: server.poll() is not None, server)
+        assert server.returncode == 0, self.log(log)
 
     def close(self):
         for process in self.started:
@@ -118,6 +127,13 @@ class Federation:
                 process.wait(15)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def wait_until(look, seconds=120):
+    end = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def children(pid):
@@ -135,39 +151,91 @@ def commands_below(folder):
     return found
 
 
-# The quiet federation
+# The quiet federation, and beside it one whose sites sum
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory):
-    home = tmp_path_factory.mktemp("quiet")
-    federation = Federation(home, recipe()).prepare()
-    record = home / "sent"
-    record.mkdir()
+def calm(tmp_path_factory):
+    """Both at once: most of their time is waiting."""
+    federations, servers = [], []
     try:
-        server = federation.serve()
-        federation.start_site("north", RECORD=str(record))
-        federation.start_site("south")
-        federation.wait_for(lambda: server.poll() is not None)
-        assert server.returncode == 0, federation.log("serve")
+        for updates in ("single", "summed"):
+            home = tmp_path_factory.mktemp(updates)
+            federation = Federation(home, recipe(server={"updates": updates})).prepare()
+            federations.append(federation)
+            (home / "sent").mkdir()
+            servers.append(federation.serve())
+            federation.start_site("north", RECORD=str(home / "sent"))
+            federation.start_site("south")
+        for federation, server in zip(federations, servers, strict=True):
+            federation.finish(server)
     finally:
-        federation.close()
-    return federation
+        for federation in federations:
+            federation.close()
+    return federations
 
 
-def test_two_sites_end_with_the_bits_of_a_single_process(quiet):
+@pytest.fixture(scope="module")
+def quiet(calm):
+    return calm[0]
+
+
+@pytest.fixture(scope="module")
+def summed(calm):
+    return calm[1]
+
+
+def everywhere(federation):
+    """The server's run, with personal states from wherever they lie."""
+
     class Everywhere(Run):
-        """The server's Θ, and personal states from wherever they lie."""
-
         @property
         def store(self):
             return self
 
         def get(self, client, before):
             name = next(name for name, ids in SITES.items() if client in ids)
-            return quiet.site_run(name).store.get(client, before)
+            return federation.site_run(name).store.get(client, before)
 
-    assert_same_bits(Everywhere(quiet.home / "run"), reference())
+    return Everywhere(federation.home / "run")
+
+
+def test_two_sites_end_with_the_bits_of_a_single_process(quiet):
+    assert_same_bits(everywhere(quiet), reference())
+
+
+def test_two_sites_that_sum_end_where_a_single_process_ends_but_for_rounding(summed):
+    (theta, personal), (its_theta, its_personal) = map(outcome, (everywhere(summed), reference()))
+    torch.testing.assert_close(theta, its_theta, rtol=0, atol=1e-6)
+    torch.testing.assert_close(personal, its_personal, rtol=0, atol=1e-6)
+    for mine, other in zip(figures(everywhere(summed)), figures(reference()), strict=True):
+        assert mine.pop("kind") == other.pop("kind")
+        assert mine == pytest.approx(other, rel=1e-5)
+
+
+def first_updates():
+    """Δ of every client in round 0, as float32 bytes."""
+    config = recipe()
+    host = build_host(config, load_federated(config), StateStore(Path("nowhere"), 1 << 30))
+    theta = host.trainer.models.global_.flat.shared.clone()
+    layout = host.trainer.layout.digest
+    task = Task(TaskKind.TRAIN, 0, theta, layout, rate=config.local.lr)
+    return {client: host.handle(client, task).delta.numpy().tobytes() for client in range(6)}
+
+
+def test_a_site_that_sums_sends_one_vector_a_round_and_nobodys_own(quiet, summed):
+    updates = first_updates()
+    single, joint = (
+        b"".join(file.read_bytes() for file in (federation.home / "sent").iterdir())
+        for federation in (quiet, summed)
+    )
+    for client in SITES["north"]:
+        assert updates[client] in single
+        assert updates[client][:400] not in joint
+        assert updates[client][-400:] not in joint
+    size = len(updates[0])
+    assert joint.count(b'"vectors":{"delta"') == 2 * 3  # to its SuperNode, and on, three rounds
+    assert 2 * 3 * size < len(joint) < len(single) - 2 * 5 * size
 
 
 def test_personal_states_stay_at_their_sites(quiet):
@@ -226,22 +294,20 @@ def test_what_a_site_sends_holds_neither_image_nor_label(quiet):
 
 def test_all_that_a_reply_says_is_counts_and_metrics(quiet):
     stream = b"".join(file.read_bytes() for file in (quiet.home / "sent").iterdir())
-    headers = [
-        json.loads(text) for text in re.findall(rb'\{"version":1,.*?"failure":null\}', stream)
-    ]
+    headers = [json.loads(text) for text in re.findall(rb'\{"version":1,.*?"joint":null\}', stream)]
     assert len(headers) >= 2 * 3 * 3
     numbers = {"version", "client", "round", "samples", "steps"}
     for header in headers:
         assert set(header) == numbers | {
-            *("kind", "layout", "vectors", "what", "metrics", "failure")
+            *("kind", "layout", "vectors", "what", "metrics", "failure", "joint")
         }
         assert all(isinstance(value, (int, float)) for value in header["metrics"].values())
         assert set(header["vectors"]) <= {"delta"}
         assert len(header["metrics"]) < 10
 
 
-def test_no_process_is_left(quiet):
-    assert commands_below(quiet.home) == []
+def test_no_process_is_left(calm):
+    assert [commands_below(federation.home) for federation in calm] == [[], []]
 
 
 # The federation that has a bad day
@@ -286,7 +352,7 @@ def bad_day(tmp_path_factory):
         server = federation.serve()
         federation.start_site("north")
         south = federation.start_site("south", NAP="5")
-        federation.wait_for(lambda: "round 1: train" in federation.log("south"))
+        federation.wait_for(lambda: "round 1: train" in federation.log("south"), server)
         (node,) = children(south.pid)
         for pid in (south.pid, node):  # while it naps: none of its clients has worked yet
             os.kill(pid, signal.SIGKILL)
@@ -301,16 +367,15 @@ def bad_day(tmp_path_factory):
             "careless",
             **{"--root-certificates": None, "--auth-supernode-private-key": None, "--insecure": ""},
         )
-        federation.wait_for(lambda: federation.log("north").count("round 2: train"))
+        federation.wait_for(lambda: "round 2: train" in federation.log("north"), server)
         (link,) = children(server.pid)
         os.kill(link, signal.SIGKILL)
-        federation.wait_for(lambda: federation.log("north").count("round 3: train"))
+        federation.wait_for(lambda: "round 3: train" in federation.log("north"), server)
         server.kill()
         server.wait()
         server = federation.party("serve", run, log="serve-again")
-        federation.wait_for(lambda: server.poll() is not None)
-        assert server.returncode == 0, federation.log("serve-again")
-        federation.wait_for(lambda: all(s.ended() for s in strangers.values()))
+        federation.finish(server, "serve-again")
+        wait_until(lambda: all(s.ended() for s in strangers.values()))
         refused = {name: stranger.last_words() for name, stranger in strangers.items()}
     finally:
         for stranger in strangers.values():

@@ -18,7 +18,7 @@ from ssfl.comm.flower.link import Gate  # noqa: E402
 from ssfl.comm.flower.records import write_replies  # noqa: E402
 from ssfl.comm.flower.site import SiteAnswers, compare  # noqa: E402
 from ssfl.errors import FederationError  # noqa: E402
-from ssfl.federation.messages import Reason, Reply, Task, TaskKind  # noqa: E402
+from ssfl.federation.messages import Joint, Reason, Reply, Task, TaskKind  # noqa: E402
 
 RUN = "0123456789abcdef"
 
@@ -217,6 +217,37 @@ def test_a_site_cannot_answer_for_anothers_client(caplog):
     assert replies[0].failure.reason is Reason.LOST
     assert torch.equal(replies[1].delta, task.theta)
     assert "client 1, which is not its own" in caplog.text
+
+
+@pytest.mark.parametrize("clients", [(0, 2), (0, 1), (0, 7)])
+def test_a_sum_speaks_only_for_its_sites_own_clients_that_were_asked(clients):
+    """Client 1 is here but was not asked, client 2 is another site's, nobody knows client 7."""
+
+    def forge(message):
+        joint = Joint(clients)
+        forged = Reply(0, TaskKind.TRAIN, 4, "x", torch.ones(50), samples=1, joint=joint)
+        return Message(write_replies([forged]), reply_to=message)
+
+    grid = PretendGrid(n1=but_for_roll_calls(site(0, 1), forge), n2=site(2))
+    replies = {r.client: r for r in connected(grid, 3).exchange(a_task(), [0, 2])}
+    assert replies[0].failure.reason is Reason.LOST
+    assert replies[2].failure is None
+    assert replies[2].clients == (2,)
+
+
+def test_a_task_before_the_roll_call_is_refused_and_the_site_stays_up():
+    class Forgetful(Memory):
+        def prepare(self, task):
+            raise FederationError("a task came before the roll call")
+
+    grid = PretendGrid(n1=site(0))
+    communicator = connected(grid, 1)
+    grid.nodes[1] = SiteAnswers(Echo(0), {}, Forgetful())
+    (reply,) = communicator.exchange(a_task(), [0])
+    assert (reply.failure.reason, reply.failure.detail) == (
+        Reason.ERROR,
+        "a task came before the roll call",
+    )
 
 
 def test_a_client_id_belongs_to_the_site_that_claimed_it_first(caplog):

@@ -19,7 +19,7 @@ from ssfl.comm.wire import (
     pack,
     unpack,
 )
-from ssfl.federation.messages import Failure, Reason, Reply, Task, TaskKind
+from ssfl.federation.messages import Failure, Joint, Reason, Reply, Task, TaskKind
 
 
 def a_task(**changes):
@@ -73,7 +73,13 @@ def test_a_task_comes_back_bit_for_bit(task):
 
 
 @pytest.mark.parametrize(
-    "reply", [a_reply(), a_reply(failure=None), a_reply(delta=None, control=None, metrics={})]
+    "reply",
+    [
+        a_reply(),
+        a_reply(failure=None),
+        a_reply(delta=None, control=None, metrics={}),
+        a_reply(joint=Joint((3, 0, 9), 4.75)),
+    ],
 )
 def test_a_reply_comes_back_bit_for_bit(reply):
     assert same(reply, decode_reply(*encode_reply(reply)))
@@ -130,6 +136,10 @@ def test_a_task_with_a_wrong_field_is_refused(changes):
         {"metrics": {"images": [1, 2]}},
         {"failure": {"reason": "bored", "detail": ""}},
         {"vectors": {"theta": 2, "control": 3}},
+        {"joint": {"clients": [], "effective_steps": 1.0}},
+        {"joint": {"clients": [0, 3], "effective_steps": 1.0}},
+        {"joint": {"clients": [3, 0, 3], "effective_steps": 1.0}},
+        {"joint": {"clients": [3], "effective_steps": math.inf}},
     ],
 )
 def test_a_reply_with_a_wrong_field_is_refused(changes):

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from ssfl.errors import FederationError
-from ssfl.federation.messages import Failure, Reason, Reply, Task, TaskKind
+from ssfl.federation.messages import Failure, Joint, Reason, Reply, Task, TaskKind
 from ssfl.section import Section
 
 Vector = NDArray[np.float32]
@@ -71,6 +71,13 @@ class _FailureHeader(Section):
     detail: Text
 
 
+class _JointHeader(Section):
+    model_config = ConfigDict(strict=True)
+
+    clients: Annotated[list[Count], Field(min_length=1, max_length=100_000)]
+    effective_steps: Finite
+
+
 class _ReplyHeader(_Header):
     what: Literal["reply"] = "reply"
     client: Count
@@ -78,6 +85,7 @@ class _ReplyHeader(_Header):
     steps: Count
     metrics: Annotated[dict[Text, float], Field(max_length=10_000)]
     failure: _FailureHeader | None
+    joint: _JointHeader | None = None
 
 
 def encode_task(task: Task) -> Message:
@@ -129,6 +137,7 @@ def encode_reply(reply: Reply) -> Message:
         steps=reply.steps,
         metrics={name: float(value) for name, value in reply.metrics.items()},
         failure=failure,
+        joint=_joint_header(reply.joint),
         vectors=names,
     )
     return header.model_dump_json().encode(), vectors
@@ -152,6 +161,7 @@ def decode_reply(header: Buffer, vectors: Sequence[Buffer]) -> Reply:
         metrics=facts.metrics,
         control=tensors.get("control"),
         failure=failure,
+        joint=_joint(facts),
     )
 
 
@@ -182,6 +192,21 @@ def unpack(packed: Buffer) -> tuple[bytes, list[memoryview]]:
     if len(rest):
         raise WireError(f"a message has {len(rest)} bytes too many: it was refused")
     return header, vectors
+
+
+def _joint_header(joint: Joint | None) -> _JointHeader | None:
+    if joint is None:
+        return None
+    return _JointHeader(clients=list(joint.clients), effective_steps=joint.effective_steps)
+
+
+def _joint(facts: _ReplyHeader) -> Joint | None:
+    if facts.joint is None:
+        return None
+    clients = facts.joint.clients
+    if clients[0] != facts.client or len(set(clients)) != len(clients):
+        raise WireError("a reply for several clients names them wrongly: it was refused")
+    return Joint(tuple(clients), facts.joint.effective_steps)
 
 
 def _collect(**tensors: Tensor | None) -> tuple[dict[Any, int], list[Vector]]:

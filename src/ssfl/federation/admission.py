@@ -1,7 +1,8 @@
 """Which updates the server lets in: finite, of the right layout and round, and of a sane size.
 
 One broken or hostile client must not spoil Θ; what is refused is counted and logged with its
-client's id, and the round goes on.
+client's id, and the round goes on. Where a site sends the mean of its clients' updates, the site
+lets each of them in, and the server their mean.
 """
 
 from dataclasses import replace
@@ -34,7 +35,9 @@ class Admission:
         failure = Failure(Reason.REFUSED, objection)
         if reply.kind is task.kind and reply.round < task.round:  # late, and refused as such
             return replace(reply, delta=None, control=None, failure=failure)
-        return failed(reply.client, task, failure.reason, failure.detail)
+        return replace(
+            failed(reply.client, task, failure.reason, failure.detail), joint=reply.joint
+        )
 
     def open_round(self) -> None:
         """Forget what was admitted to a round that was broken off."""
@@ -50,6 +53,8 @@ class Admission:
             return f"a {reply.kind} reply for round {reply.round} to a {task.kind} task"
         if reply.samples <= 0:
             return f"it claims {reply.samples} samples"
+        if reply.joint is not None and not 0 < reply.joint.effective_steps < float("inf"):
+            return f"it claims {reply.joint.effective_steps:g} effective steps"
         if not _fits(reply.control, task.control):
             return "its control variate does not fit the server's, or is not finite"
         if reply.delta is None:
@@ -57,6 +62,7 @@ class Admission:
         if reply.layout != task.layout or reply.delta.shape != task.theta.shape:
             return "its update has another layout than the model"
         norm = float(torch.linalg.vector_norm(reply.delta))
+        norm *= reply.joint.effective_steps if reply.joint else 1  # FedNova's mean is per step
         if not norm < float("inf"):  # NaN fails this too
             return "its update is not finite"
         limit = self.max_ratio * (self.yardstick or float(torch.linalg.vector_norm(task.theta)))

@@ -2,18 +2,19 @@
 
 Updates are folded one by one, so memory does not grow with clients, and in the order they were
 asked for (`in_order`), so the sum has the same bits whatever order they arrived in. FedNova and
-L-DAWA only change what of an update is folded.
+L-DAWA only change what of an update is folded, so all of them may be summed in parts: a site may
+send the mean of its clients (`join`) in place of their updates.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ssfl.algorithms.learner import effective_steps
 from ssfl.errors import ConfigError, FederationError
-from ssfl.federation.messages import Reply
+from ssfl.federation.messages import Joint, Reply
 from ssfl.federation.options import ServerOptions
 from ssfl.models.flat import Layout
 
@@ -187,22 +188,58 @@ def build_aggregator(
     return Aggregator(expected_weight)
 
 
+def fold(aggregator: Aggregator, reply: Reply, weight: float) -> None:
+    """Fold what a reply brings, be it one client's update or the mean of several."""
+    if reply.delta is None:  # an algorithm that keeps everything at home
+        return
+    if reply.joint is None:
+        aggregator.add(Update(reply.client, reply.delta, weight, reply.steps, reply.control))
+        return
+    count = len(reply.joint.clients)
+    control = None if reply.control is None else reply.control * count
+    steps = reply.joint.effective_steps
+    aggregator.merge(Partial(reply.delta, weight, weight, count, control, steps))
+
+
+def join(replies: Sequence[Reply], aggregator: Aggregator) -> Reply:
+    """One reply in place of those whose updates `aggregator` has folded."""
+    mean = aggregator.finish() if aggregator.count else None
+    samples = sum(reply.samples for reply in replies)
+    metrics: dict[str, float] = {}
+    for reply in replies:
+        for name, value in reply.metrics.items():
+            metrics[name] = metrics.get(name, 0.0) + value * reply.samples / samples
+    return replace(
+        replies[0],
+        delta=mean.delta if mean else None,
+        samples=samples,
+        steps=sum(reply.steps for reply in replies),
+        metrics=metrics,
+        control=mean.control if mean else None,
+        joint=Joint(
+            tuple(reply.client for reply in replies), mean.effective_steps if mean else 1.0
+        ),
+    )
+
+
 def in_order(replies: Iterable[Reply], order: Sequence[int]) -> Iterator[Reply]:
     """Replies in the order their clients were asked, holding back only those that came early.
 
     A client that never replies is passed over at the end; a second reply of the same client, and
-    one of a client that was not asked, are dropped.
+    one of a client that was not asked, are dropped. A reply for several has the place of the first.
     """
-    early: dict[int, Reply] = {}
+    early: dict[int, Reply | None] = {}
     awaited = list(reversed(order))
     open_ = set(order)
     for reply in replies:
-        if reply.client not in open_:
+        if not open_.issuperset(reply.clients):
             continue
-        open_.remove(reply.client)
+        open_.difference_update(reply.clients)
+        early |= dict.fromkeys(reply.clients)
         early[reply.client] = reply
         while awaited and awaited[-1] in early:
-            yield early.pop(awaited.pop())
+            if (its_turn := early.pop(awaited.pop())) is not None:
+                yield its_turn
     for client in reversed(awaited):
-        if client in early:
-            yield early.pop(client)
+        if (its_turn := early.pop(client, None)) is not None:
+            yield its_turn

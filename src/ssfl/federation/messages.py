@@ -53,8 +53,19 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Joint:
+    """Whom a reply speaks for when a site sends the mean of its clients' updates and no single
+    one: the reply's Δ and Δc are then means over them, and its counts are sums."""
+
+    clients: tuple[int, ...]
+    """In the order they were asked."""
+    effective_steps: float = 1.0
+    """FedNova's τ_eff over them; 1 for other means."""
+
+
+@dataclass(frozen=True)
 class Reply:
-    """A client's answer to a task of the same kind and round."""
+    """A client's answer to a task of the same kind and round (or several clients': `joint`)."""
 
     client: int
     kind: TaskKind
@@ -71,6 +82,17 @@ class Reply:
     control: Tensor | None = None
     """SCAFFOLD's change of the client's control variate."""
     failure: Failure | None = None
+    joint: Joint | None = None
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """All clients that this reply speaks for."""
+        return (self.client,) if self.joint is None else self.joint.clients
+
+    @property
+    def bytes(self) -> int:
+        """Of its vectors; the rest is small."""
+        return sum(4 * v.numel() for v in (self.delta, self.control) if v is not None)
 
 
 def failed(client: int, task: Task, reason: Reason, detail: str) -> Reply:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ssfl.section import Section
 
@@ -30,6 +30,9 @@ class ServerOptions(Section):
     """Adaptivity τ of FedAdam, FedYogi and FedAdagrad."""
     aggregation: Literal["mean", "l-dawa"] = "mean"
     """How updates are weighed: by |D_k|, or L-DAWA's layer-wise agreement with Θ."""
+    updates: Literal["single", "summed"] = "single"
+    """What leaves a site with several clients: each one's update, or their weighted mean alone.
+    (Only Flower has sites; elsewhere updates are always single.)"""
     min_replies: float = Field(0.5, gt=0, le=1)
     """Share of the asked clients that must reply for a round to count."""
     retries: int = Field(2, ge=0)
@@ -45,3 +48,12 @@ class ServerOptions(Section):
     max_norm_ratio: float = Field(30.0, gt=1)
     """Refuse an update whose norm is this many times the median of the last round's (round 0: of
     Θ's own norm)."""
+
+    @model_validator(mode="after")
+    def _sums_need_no_single_updates(self) -> "ServerOptions":
+        if self.updates == "summed" and (self.oversample > 0 or self.late == "discount"):
+            raise ValueError(
+                "updates 'summed' leaves the server no single update to hold back or discount: "
+                "set server.oversample = 0 and server.late = 'drop', or server.updates = 'single'"
+            )
+        return self

@@ -18,7 +18,7 @@ from torch import Tensor
 from ssfl.algorithms.options import LocalOptions
 from ssfl.errors import CheckpointError, FederationError
 from ssfl.federation.admission import Admission
-from ssfl.federation.aggregate import Aggregator, Update, build_aggregator, in_order
+from ssfl.federation.aggregate import Aggregator, build_aggregator, fold, in_order
 from ssfl.federation.communicator import Communicator
 from ssfl.federation.drift import move_control
 from ssfl.federation.messages import Failure, Reply, Task, TaskKind
@@ -40,13 +40,21 @@ class RoundReport:
     asked: int
     metrics: dict[str, float] = field(default_factory=dict)
     """Means over clients, weighted by their samples."""
-    accepted: int = 0
+    clients: list[int] = field(default_factory=list)
+    """Those whose work counted, in the order it was folded."""
     late: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     """How many clients did not count, by reason."""
     images: int = 0
+    received: int = 0
+    """Bytes of the vectors that came back."""
     update_norm: float = 0.0
     seconds: float = 0.0
+
+    @property
+    def accepted(self) -> int:
+        """How many clients' work counted."""
+        return len(self.clients)
 
 
 class Server:
@@ -143,8 +151,10 @@ class Server:
         failures: dict[int, Failure] = {}
         late: list[Reply] = []
 
-        def fold(reply: Reply) -> None:
-            self._fold(reply, task, aggregator)
+        def count(reply: Reply) -> None:
+            lateness = task.round - reply.round
+            weight = reply.samples * (1 + lateness) ** -self._options.staleness
+            fold(aggregator, reply, weight)
             report.images += reply.samples
             for name, value in reply.metrics.items():
                 totals[name] += value * reply.samples
@@ -152,19 +162,19 @@ class Server:
         waiting = list(asked)
         for _ in range(1 + self._options.retries):
             failures = {}
-            for reply in in_order(self._replies(task, waiting, late, on_reply), waiting):
+            for reply in in_order(self._replies(task, waiting, late, report, on_reply), waiting):
                 if reply.failure is not None:
-                    failures[reply.client] = reply.failure
+                    failures |= dict.fromkeys(reply.clients, reply.failure)
                 elif report.accepted < wanted:  # otherwise a spare that nobody needs
-                    report.accepted += 1
-                    fold(reply)
+                    report.clients += reply.clients
+                    count(reply)
             waiting = [client for client in waiting if client in failures]
             if report.accepted >= needed or not waiting:
                 break
         report.late = len(late)
         if self._options.late == "discount":
             for reply in sorted(late, key=lambda reply: (reply.round, reply.client)):
-                fold(reply)
+                count(reply)
         report.failures = dict(Counter(str(failure.reason) for failure in failures.values()))
         report.metrics = {name: total / report.images for name, total in totals.items()}
         if report.accepted < needed:
@@ -180,17 +190,19 @@ class Server:
         task: Task,
         clients: Sequence[int],
         late: list[Reply],
+        report: RoundReport,
         on_reply: Callable[[Reply], None],
     ) -> Iterator[Reply]:
         """Admitted replies to this task as they come; those to an earlier one go to `late`."""
         for reply in self._communicator.exchange(task, clients, self._options.deadline or None):
+            report.received += reply.bytes
             admitted = self._admission.admit(reply, task)
             on_reply(admitted)
             if admitted.failure is not None:
                 log.warning(
-                    "round %d: client %d %s: %s",
+                    "round %d: client %s %s: %s",
                     task.round,
-                    admitted.client,
+                    ", ".join(map(str, admitted.clients)),
                     admitted.failure.reason,
                     admitted.failure.detail,
                 )
@@ -198,13 +210,6 @@ class Server:
                 yield admitted
             elif admitted.failure is None:
                 late.append(admitted)
-
-    def _fold(self, reply: Reply, task: Task, aggregator: Aggregator) -> None:
-        if reply.delta is None:  # an algorithm that keeps everything at home
-            return
-        lateness = task.round - reply.round
-        weight = reply.samples * (1 + lateness) ** -self._options.staleness
-        aggregator.add(Update(reply.client, reply.delta, weight, reply.steps, reply.control))
 
     def clients(self) -> Sequence[int]:
         """Ids of the clients there are."""

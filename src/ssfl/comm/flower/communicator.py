@@ -217,7 +217,7 @@ class FlowerCommunicator:
     def _unpack(
         self, message: Message, task: Task, clients: Sequence[int], node: int
     ) -> Iterator[Reply]:
-        """Exactly one reply per client asked, whatever the site sent."""
+        """A word on every client asked, and only one, whatever the site sent."""
         if message.has_error():
             yield from _all_failed(clients, task, *_why(message.error.code, message.error.reason))
             return
@@ -228,16 +228,18 @@ class FlowerCommunicator:
             return
         missing = dict.fromkeys(clients)
         for reply in replies:
-            if self._owner.get(reply.client) != node:
+            strange = [client for client in reply.clients if self._owner.get(client) != node]
+            if strange:
                 log.warning(
                     "site %s answered for client %d, which is not its own: refused",
                     _name(node),
-                    reply.client,
+                    strange[0],
                 )
             elif reply.round < task.round:
                 yield reply  # late
-            elif reply.client in missing:
-                del missing[reply.client]
+            elif missing.keys() >= set(reply.clients):
+                for client in reply.clients:
+                    del missing[client]
                 yield reply
         yield from _all_failed(list(missing), task, Reason.LOST, "its site did not answer for it")
 

@@ -25,6 +25,7 @@ from ssfl.assemble import build_host, load_federated
 from ssfl.comm.flower.keys import make_site_key
 from ssfl.comm.flower.processes import Child, free_port, new_secret, wait_for_port
 from ssfl.comm.flower.recipe import shared_recipe
+from ssfl.comm.flower.sums import Sums
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import Config, load_config, parse, to_toml
 from ssfl.data.federated import FederatedData
@@ -33,6 +34,7 @@ from ssfl.data.sources.sites import SitesOptions
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, save_checkpoint
 from ssfl.federation.client import Host
+from ssfl.federation.communicator import Communicator
 from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Task, TaskKind
 from ssfl.federation.store import StateStore
@@ -124,6 +126,14 @@ def build_hosts(options: SiteOptions, config: Config) -> list[Host]:
     return [build_host(config, data, nowhere, engine) for _ in range(options.workers)]
 
 
+def _reached(hosts: Sequence[Host], config: Config) -> Communicator:
+    """The site's clients, summed if that is what was agreed."""
+    local = LocalCommunicator(hosts)
+    if config.server.updates == "single":
+        return local
+    return Sums(local, config.server, hosts[0].trainer.layout, config.local.momentum)
+
+
 class SiteKeeper:
     """Clients' states on this site's disk: written before a reply goes out, tagged with their
     round, and under the run's name, so that no run finds another's."""
@@ -193,7 +203,7 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
 
     torch.set_num_threads(config.device.threads)
     hosts = build_hosts(options, config)
-    local = LocalCommunicator(hosts)
+    local = _reached(hosts, config)
     answers = SiteAnswers(local, shared_recipe(config), SiteKeeper(folder, config, hosts))
     known_as = folder / "flower" / "node"
     heard = time.monotonic()

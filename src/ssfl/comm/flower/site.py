@@ -18,7 +18,7 @@ from ssfl.comm.flower.records import (
     write_replies,
     write_roll,
 )
-from ssfl.comm.wire import WireError
+from ssfl.errors import SSFLError
 from ssfl.federation.communicator import Communicator
 from ssfl.federation.messages import Reason, Reply, Task, failed
 
@@ -50,7 +50,7 @@ class SiteAnswers:
             if message.metadata.message_type == "query":
                 return Message(write_roll(self._roll(message)), reply_to=message)
             return Message(write_replies(self._work(message)), reply_to=message)
-        except WireError as error:
+        except SSFLError as error:
             log.warning("refused a message: %s", error)
             return Message(Error(ErrorCode.UNKNOWN, str(error)), reply_to=message)
 
