@@ -1,13 +1,16 @@
 """Whole federated rounds on a GPU: images/s, share of the matmul ceiling, seconds per round.
 
-    python benchmarks/gpu.py [--arms global-256 per-ssfl-256 ...] [--json FILE] [--profile]
+    python benchmarks/gpu.py [--arms global-256 per-ssfl-256 ...] [--workers 1 2 4] [--profile]
 
 Ten IID clients hold 50,000 images of 32×32 (the `shapes` source: speed does not depend on what they
 show); ResNet-18 with SimSiam's heads, statistics per view, all clients in every round. The first
-round, which compiles and captures, is timed apart. Prints a Markdown table and writes JSON.
+round, which compiles and captures, is timed apart. --workers tries several numbers of clients in
+flight, 0 being what `ssfl train` does. Prints a Markdown table and writes JSON.
 """
 
 import argparse
+import gc
+import itertools
 import json
 import math
 import tempfile
@@ -17,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ssfl.assemble import build_host, load_federated
+from ssfl.assemble import build_hosts, load_federated
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import load_config
 from ssfl.data.federated import FederatedData
@@ -37,6 +40,8 @@ ARMS: dict[str, list[str]] = {
     "maml-first-256": ["algorithm.name=maml-ssfl"],
     "maml-second-256": ["algorithm.name=maml-ssfl", "algorithm.second_order=true"],
     "supervised-256": ["ssl.method=supervised"],
+    "global-128": ["local.batch=128"],
+    "global-64": ["local.batch=64"],
     "global-32": ["local.batch=32"],
     "per-ssfl-32": ["algorithm.name=per-ssfl", "local.batch=32"],
     "global-32x8": ["local.micro_batch=32"],
@@ -65,15 +70,17 @@ def matmul_ceiling(size: int = 8192, repeats: int = 20) -> float:
 
 def measure(settings: list[str], data: FederatedData, rounds: int, profile: bool) -> dict[str, Any]:
     """Time whole rounds of one configuration."""
+    gc.collect()
+    torch.cuda.empty_cache()
     torch._dynamo.reset()
     torch.cuda.reset_peak_memory_stats()
     config = load_config("ssfl-iid", [*BASE, *settings])
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        host = build_host(config, data, StateStore(Path(folder), 32 << 30))
-        trainer = host.trainer
+        hosts = build_hosts(config, data, StateStore(Path(folder), 32 << 30))
+        trainer = hosts[0].trainer
         theta = trainer.models.global_.flat.shared.clone()
-        transport = LocalCommunicator([host])
+        transport = LocalCommunicator(hosts)
         server = Server(theta, trainer.layout, transport, config.server, config.local, config.seed)
         server.play_round()
         torch.cuda.synchronize()
@@ -84,8 +91,10 @@ def measure(settings: list[str], data: FederatedData, rounds: int, profile: bool
         seconds = (time.perf_counter() - started) / rounds
         if profile:
             show_kernels(server)
+        transport.close()
     images = reports[-1].images * config.local.epochs
     return {
+        "workers": len(hosts),
         "images_per_second": images / seconds,
         "seconds_per_round": seconds,
         "first_round_seconds": first,
@@ -113,6 +122,7 @@ def show_kernels(server: Server, rows: int = 40) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--workers", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=Path("gpu.json"))
     parser.add_argument("--profile", action="store_true")
@@ -129,20 +139,22 @@ def main() -> None:
         "arms": {},
     }
     print(f"{results['device']}, torch {results['torch']}, bf16 matmul {ceiling:.0f} TFLOP/s\n")
-    print("| arm | images/s | share of matmul | s/round | 800 rounds | first round | GiB |")
-    print("|---|---|---|---|---|---|---|")
-    for arm in arguments.arms:
+    print("| arm | in flight | images/s | share of matmul | s/round | 800 rounds | first | GiB |")
+    print("|---|---|---|---|---|---|---|---|")
+    for arm, workers in itertools.product(arguments.arms, arguments.workers):
+        name = f"{arm}/{workers}" if workers else arm
+        settings = [*ARMS[arm], f"device.workers={workers}"]
         try:
-            found = measure(ARMS[arm], data, arguments.rounds, arguments.profile)
+            found = measure(settings, data, arguments.rounds, arguments.profile)
         except Exception as error:
-            results["arms"][arm] = {"error": f"{type(error).__name__}: {error}"}
-            print(f"| {arm} | failed: {type(error).__name__} | | | | | |", flush=True)
+            results["arms"][name] = {"error": f"{type(error).__name__}: {error}"}
+            print(f"| {arm} | {workers} | failed: {type(error).__name__} | | | | | |", flush=True)
             continue
         work = VIEW_FLOPS * (1 if arm.startswith("supervised") else 2)
         share = found["images_per_second"] * work / (ceiling * 1e12)
-        results["arms"][arm] = found | {"matmul_share": share}
+        results["arms"][name] = found | {"matmul_share": share}
         print(
-            f"| {arm} | {found['images_per_second']:,.0f} | {share:.0%} "
+            f"| {arm} | {found['workers']} | {found['images_per_second']:,.0f} | {share:.0%} "
             f"| {found['seconds_per_round']:.3f} | {found['minutes_for_800_rounds']:.1f} min "
             f"| {math.ceil(found['first_round_seconds'])} s | {found['peak_gib']:.1f} |",
             flush=True,

@@ -4,6 +4,8 @@ Every process of an experiment (this one, an MPI rank, a Ray worker, a site) ass
 here from the same configuration, so they are the same everywhere.
 """
 
+import os
+
 import torch
 
 from ssfl.algorithms import ALGORITHMS
@@ -22,6 +24,9 @@ from ssfl.models.backbones import build_backbone
 from ssfl.seeding import derive
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Method
+
+IMAGES_IN_FLIGHT = 256
+"""Images (of all workers' batches together) that keep a GPU busy."""
 
 
 def load_federated(config: Config, *, progress: bool = False) -> FederatedData:
@@ -84,3 +89,19 @@ def build_host(
         seed=config.seed,
     )
     return Host(trainer, data, store, config.evaluation)
+
+
+def build_hosts(config: Config, data: FederatedData, store: StateStore) -> list[Host]:
+    """One host per worker of this process, all sharing the images, the compiled code and a store.
+
+    On a CPU there is a worker per core. On a GPU, as many as it takes to keep it busy: the kernels
+    of a small batch leave most of it idle.
+    """
+    engine = Engine(config.device)
+    asked = config.server.clients_per_round or len(data.clients())
+    if engine.device.type == "cpu":
+        useful = os.cpu_count() or 1
+    else:
+        useful = -(-IMAGES_IN_FLIGHT // config.local.batch)
+    workers = config.device.workers or min(useful, asked)
+    return [build_host(config, data, store, engine) for _ in range(workers)]

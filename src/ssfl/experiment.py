@@ -5,7 +5,6 @@
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ssfl.assemble import build_host, load_federated
+from ssfl.assemble import build_host, build_hosts, load_federated
 from ssfl.comm import COMMUNICATORS, join
 from ssfl.config import Config, load_config
 from ssfl.data.federated import FederatedData
@@ -22,12 +21,11 @@ from ssfl.errors import ConfigError, DataError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint, save_checkpoint
 from ssfl.federation.client import Host
 from ssfl.federation.communicator import Communicator
-from ssfl.federation.engine import Engine
+from ssfl.federation.engine import pick_device
 from ssfl.federation.messages import Reply
 from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import RoundReport, Server
 from ssfl.federation.shared import SharedStore
-from ssfl.federation.store import StateStore
 from ssfl.files import write_text
 from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
@@ -124,20 +122,11 @@ class Experiment:
                 self.display.stop()
 
     def _hosts(self, data: FederatedData) -> list[Host]:
-        """One host per worker, all sharing the images and one store.
-
-        Where clients work in other processes, one host here, to judge Θ.
-        """
-        engine = Engine(self.config.device)
-        if self.comm != "local":
-            store: StateStore = SharedStore(self.run.path / "clients")
-            return [build_host(self.config, data, store, engine)]
-        store = self.run.store
-        asked = self.config.server.clients_per_round or len(data.clients())
-        workers = self.config.device.workers or (
-            min(os.cpu_count() or 1, asked) if engine.device.type == "cpu" else 1
-        )
-        return [build_host(self.config, data, store, engine) for _ in range(workers)]
+        """Those that train the clients; where other processes do, one to judge Θ."""
+        if self.comm == "local":
+            return build_hosts(self.config, data, self.run.store)
+        store = SharedStore(self.run.path / "clients")
+        return [build_host(self.config, data, store)]
 
     def _rounds(
         self,
@@ -265,7 +254,7 @@ def _torch_threads(config: Config) -> Iterator[None]:
     """One torch thread per client on a CPU: the same bits with one worker or many, and no core
     waiting for another."""
     before = torch.get_num_threads()
-    if Engine(config.device).device.type == "cpu":
+    if pick_device(config.device.device).type == "cpu":
         torch.set_num_threads(config.device.threads)
     try:
         yield

@@ -36,7 +36,8 @@ class DeviceOptions(Section):
     compile: Literal["auto", "off"] = "auto"
     """'auto' compiles and captures steps on a GPU; 'off' never does."""
     workers: int = Field(0, ge=0)
-    """Clients trained side by side in this process (0: one per CPU core, or one on a GPU)."""
+    """Clients trained side by side in this process (0: one per CPU core; on a GPU as many as keep
+    it busy)."""
     gpus_per_worker: float = Field(0.0, ge=0)
     """Ray: share of a GPU that each worker takes (0: the GPUs there are, shared evenly)."""
     threads: int = Field(1, ge=1)

@@ -1,0 +1,186 @@
+"""Does the fast path of a GPU compute the same thing? Compiled and captured against plain.
+
+    python benchmarks/agreement.py [--algorithms per-ssfl ...] [--methods ...] [--rounds 50]
+
+1. One step, `precision = fp32`, of every algorithm (and of every SSL method under Global-SSFL):
+   from the same weights, images and random numbers, how far apart the weights end, at most and
+   relative to the largest of them. Stated limit: 1e-5.
+2. Loss curves of 50 rounds: plain fp32 against fast fp32 (what rounding alone does to a curve),
+   against fast bf16 (what the precision does), and against another seed (what chance does).
+
+Data are `shapes`, ten clients, ResNet-18 with SimSiam's heads. Prints Markdown, writes JSON.
+"""
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssfl.algorithms import ALGORITHMS
+from ssfl.assemble import build_host, load_federated
+from ssfl.comm.local import LocalCommunicator
+from ssfl.config import Config, load_config
+from ssfl.data.federated import FederatedData
+from ssfl.federation.client import Host
+from ssfl.federation.server import Server
+from ssfl.federation.store import StateStore
+from ssfl.ssl import METHODS
+
+PLAIN = ["device.precision=fp32", "device.compile=off"]
+FAST_FP32 = ["device.precision=fp32"]
+FAST_BF16 = ["device.precision=bf16"]
+
+
+def configuration(args: argparse.Namespace, images: int, settings: list[str]) -> Config:
+    base = [
+        "data.source=shapes",
+        f"data.train={images}",
+        "data.test=100",
+        f"device.device={args.device}",
+        f"model.width={args.width}",
+        f"local.batch={args.batch}",
+        "local.schedule=constant",
+        "device.workers=1",
+    ]
+    return load_config("ssfl-iid", [*base, *settings])
+
+
+def host_of(config: Config, data: FederatedData, folder: str) -> Host:
+    gc.collect()  # an earlier host's models and captured steps
+    return build_host(config, data, StateStore(Path(folder), 8 << 30))
+
+
+def after_one_step(args: argparse.Namespace, settings: list[str]) -> tuple[Tensor, Tensor, Tensor]:
+    """Θ, and client 0's Θ_k and θ_k (empty where it has none) after a single step."""
+    config = configuration(args, 10 * args.batch, settings)
+    data = load_federated(config)
+    with tempfile.TemporaryDirectory() as folder:
+        host = host_of(config, data, folder)
+        server = server_of(config, host)
+        task = server._task()
+        state = host.store.get(0, before=0)
+        result = host.trainer.train(0, task, state, data.train_indices(0))
+        if result.steps != 1:
+            raise SystemExit(f"{result.steps} steps were made, not one: mend this benchmark")
+        sent = task.theta if result.delta is None else task.theta + result.delta
+        personal = result.state.personal
+        return tuple(
+            t.double().cpu() for t in (task.theta, sent, sent[:0] if personal is None else personal)
+        )
+
+
+def server_of(config: Config, host: Host) -> Server:
+    theta = host.trainer.models.global_.flat.shared.clone()
+    layout, communicator = host.trainer.layout, LocalCommunicator([host])
+    return Server(theta, layout, communicator, config.server, config.local, config.seed)
+
+
+def one_step(args: argparse.Namespace, settings: list[str]) -> dict[str, float]:
+    """How far the fast step ends from the plain one."""
+    theta, *plain = after_one_step(args, [*settings, *PLAIN])
+    _, *fast = after_one_step(args, [*settings, *FAST_FP32])
+    apart = [float((a - b).abs().max()) for a, b in zip(plain, fast, strict=True) if len(a)]
+    size = theta.abs().max()
+    moved = max(float((a[: len(theta)] - theta).abs().max()) for a in plain if len(a))
+    return {
+        "apart": max(apart),
+        "relative_to_weights": max(apart) / float(size),
+        "largest_step": moved,
+    }
+
+
+def curve(args: argparse.Namespace, settings: list[str]) -> tuple[list[float], float]:
+    """The loss of every round, and the seconds it all took."""
+    config = configuration(args, args.images, [f"server.rounds={args.rounds}", *settings])
+    data = load_federated(config)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        server = server_of(config, host_of(config, data, folder))
+        losses = [server.play_round().metrics["loss"] for _ in range(args.rounds)]
+    return losses, time.perf_counter() - started
+
+
+def distance(a: list[float], b: list[float]) -> tuple[float, float]:
+    """Mean and largest distance of two curves."""
+    gaps = [abs(x - y) for x, y in zip(a, b, strict=True)]
+    return sum(gaps) / len(gaps), max(gaps)
+
+
+def curves(args: argparse.Namespace, algorithm: str) -> dict[str, Any]:
+    name = f"algorithm.name={algorithm}"
+    runs = {
+        "plain fp32": [*PLAIN],
+        "fast fp32": [*FAST_FP32],
+        "fast bf16": [*FAST_BF16],
+        "fast bf16, another seed": [*FAST_BF16, "seed=1"],
+    }
+    found = {label: curve(args, [name, *settings]) for label, settings in runs.items()}
+    reference = found["plain fp32"][0]
+    return {
+        label: {"losses": losses, "seconds": seconds, "distance": distance(losses, reference)}
+        for label, (losses, seconds) in found.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithms", nargs="*", default=[*ALGORITHMS, "maml-ssfl second-order"])
+    parser.add_argument("--methods", nargs="*", default=[m for m in METHODS if m != "simsiam"])
+    parser.add_argument("--curves", nargs="*", default=["global-ssfl", "per-ssfl"])
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--images", type=int, default=5000, help="of the curves, over ten clients")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", type=Path, default=Path("agreement.json"))
+    args = parser.parse_args()
+    arms = {name: _settings(name) for name in args.algorithms}
+    arms |= {f"global-ssfl, {name}": [f"ssl.method={name}"] for name in args.methods}
+    results: dict[str, Any] = {"torch": torch.__version__, "one_step": {}, "curves": {}}
+    print("| one step in fp32 | weights apart | relative to the weights | largest step |")
+    print("|---|---|---|---|")
+    for label, settings in arms.items():
+        if "ssl.method" in settings[0]:
+            torch._dynamo.reset()  # algorithms share compiled code, methods do not
+        try:
+            found = one_step(args, settings)
+        except Exception as error:
+            results["one_step"][label] = {"error": f"{type(error).__name__}: {error}"}
+            print(
+                f"| {label} | failed: {type(error).__name__}: {str(error)[:80]} | | |", flush=True
+            )
+            continue
+        results["one_step"][label] = found
+        print(
+            f"| {label} | {found['apart']:.1e} | {found['relative_to_weights']:.1e} "
+            f"| {found['largest_step']:.1e} |",
+            flush=True,
+        )
+        args.json.write_text(json.dumps(results, indent=2))
+    print("\n| curve | first loss | last loss | mean distance | largest distance | s |")
+    print("|---|---|---|---|---|---|")
+    for algorithm in args.curves:
+        found = results["curves"][algorithm] = curves(args, algorithm)
+        for label, run in found.items():
+            mean, largest = run["distance"]
+            print(
+                f"| {algorithm}, {label} | {run['losses'][0]:.4f} | {run['losses'][-1]:.4f} "
+                f"| {mean:.4f} | {largest:.4f} | {run['seconds']:.0f} |",
+                flush=True,
+            )
+        args.json.write_text(json.dumps(results, indent=2))
+
+
+def _settings(algorithm: str) -> list[str]:
+    name, _, second = algorithm.partition(" ")
+    return [f"algorithm.name={name}", *(["algorithm.second_order=true"] if second else [])]
+
+
+if __name__ == "__main__":
+    main()
