@@ -24,6 +24,7 @@ class Admission:
         self.max_ratio = max_ratio
         self.yardstick = yardstick
         self._norms: list[float] = []
+        self._first_limit: float | None = None
 
     def admit(self, reply: Reply, task: Task) -> Reply:
         """The reply itself, or the same client's refusal with the reason in words."""
@@ -41,7 +42,7 @@ class Admission:
 
     def open_round(self) -> None:
         """Forget what was admitted to a round that was broken off."""
-        self._norms = []
+        self._norms, self._first_limit = [], None
 
     def close_round(self) -> None:
         """Take this round's median as the next yardstick."""
@@ -65,15 +66,25 @@ class Admission:
         norm *= reply.joint.effective_steps if reply.joint else 1  # FedNova's mean is per step
         if not norm < float("inf"):  # NaN fails this too
             return "its update is not finite"
-        limit = self.max_ratio * (self.yardstick or float(torch.linalg.vector_norm(task.theta)))
+        limit = self._limit(task.theta)
         if norm > limit:
             return f"its update's norm is {norm:.3g}, over the limit of {limit:.3g}"
         self._norms.append(norm)
         return None
+
+    def _limit(self, theta: Tensor) -> float:
+        """How long an update may be; the norm of Θ is taken once a round, and only if needed."""
+        if self.yardstick:
+            return self.max_ratio * self.yardstick
+        if self._first_limit is None:
+            self._first_limit = self.max_ratio * float(torch.linalg.vector_norm(theta))
+        return self._first_limit
 
 
 def _fits(change: Tensor | None, control: Tensor | None) -> bool:
     """A client sends the change of its control variate where it was sent the server's."""
     if change is None or control is None:
         return change is control
-    return change.shape == control.shape and bool(change.isfinite().all())
+    if change.shape != control.shape:
+        return False
+    return float(torch.linalg.vector_norm(change)) < float("inf")  # a tenth of isfinite().all()

@@ -100,9 +100,8 @@ class Aggregator:
             raise FederationError("the updates of a round weigh nothing: they cannot be averaged")
         rescale = part.expected / part.weight  # exactly 1 when all who were asked took part
         control = None if part.control is None else part.control / part.count
-        return Mean(
-            part.delta * rescale, part.weight, part.count, control, part.effective_steps * rescale
-        )
+        delta = part.delta if rescale == 1 else part.delta * rescale
+        return Mean(delta, part.weight, part.count, control, part.effective_steps * rescale)
 
     def prepare(self, update: Update) -> Tensor:
         """What of an update is averaged."""
