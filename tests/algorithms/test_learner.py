@@ -42,6 +42,24 @@ def test_an_anchor_and_a_drift_add_to_the_gradient_by_hand():
     assert learner.flat.trainable.item() == pytest.approx(0.86)
 
 
+def test_a_gradient_beyond_the_methods_limit_is_shortened_by_hand():
+    for limit, after in ((2.0, 5.0 - 0.1 * (2.0 + 0.3)), (6.0, 5.0 - 0.1 * (5.0 + 0.3))):
+        learner = learner_at(5.0)
+        learner.method.gradient_limit = limit
+        learner.drift = torch.tensor([0.3])  # SCAFFOLD's share is not the loss's, and not cut
+        descend(learner, 0.0)  # the loss's own gradient is 5
+        assert learner.flat.trainable.item() == pytest.approx(after)
+
+
+def test_an_inner_step_keeps_to_the_limit_too():
+    learner = learner_at(5.0)
+    learner.method.gradient_limit = 2.0
+    weights = learner.weights()
+    loss = learner.loss(learner(numbers(0.0), weights))
+    (adapted,) = learner.inner_step(weights, loss, second_order=False).values()
+    assert adapted.item() == pytest.approx(5.0 - 0.1 * 2.0)
+
+
 def test_reset_forgets_the_last_client_in_place():
     learner = learner_at(1.0, LocalOptions(lr=0.1, momentum=0.5, weight_decay=0.0))
     drift = learner.drift = torch.tensor([0.3])

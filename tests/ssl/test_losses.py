@@ -183,3 +183,14 @@ def test_a_constant_feature_leaves_losses_and_gradients_finite() -> None:
         (gradient,) = torch.autograd.grad(loss, z1)
         assert loss.isfinite()
         assert gradient.isfinite().all()
+
+
+def test_of_two_images_with_the_same_projections_vicreg_has_finite_second_derivatives() -> None:
+    """There √(Var + ε) bends most: its curvature is 1 / ((N − 1) √ε), and not that of √Var."""
+    z = torch.full((2, D), 0.25, requires_grad=True)
+    direction = tensor(draw(2, D))
+    loss = vicreg_loss(z, torch.zeros(2, D), 0, 1, 0)
+    (gradient,) = torch.autograd.grad(loss, z, create_graph=True)
+    (bend,) = torch.autograd.grad((gradient * direction).sum(), z)
+    centred = direction - direction.mean(dim=0)
+    torch.testing.assert_close(bend, -centred / 1e-2 / D, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ssfl.algorithms.base import Models
 from ssfl.algorithms.learner import Learner
+from ssfl.algorithms.maml_ssfl import MAMLSSFL, MAMLSSFLOptions
 from ssfl.algorithms.options import LocalOptions
 from ssfl.models.backbones import Backbone
 from ssfl.models.flat import FlatModel, Kind
@@ -261,3 +263,29 @@ def test_second_order_gradients_pass_through_an_inner_step(make, batch, name) ->
     learner.descend(outer)
     assert outer.isfinite()
     assert learner.flat.vector.isfinite().all()
+
+
+@pytest.mark.parametrize("second_order", [False, True])
+@pytest.mark.parametrize("limited", [True, False])
+def test_only_its_limit_keeps_vicreg_finite_once_projections_are_absurdly_long(
+    make, batch, second_order, limited
+) -> None:
+    """Its loss grows with the fourth power of z: from 10⁵ on, steps go from bad to infinite."""
+    method = make("vicreg")
+    if not limited:
+        method.gradient_limit = None
+    learner = Learner(method, LocalOptions(batch=2))
+    learner.rate.fill_(0.1)
+    with torch.no_grad():
+        method.projector[-1].weight.mul_(1e5)
+    algorithm = MAMLSSFL(MAMLSSFLOptions(second_order=second_order))
+    models = Models(learner, None, learner.flat.trainable.clone())
+    for step in range(6):
+        algorithm.step(models, batch(2, seed=2 * step), batch(2, seed=2 * step + 1))
+    assert bool(learner.flat.vector.isfinite().all()) is limited
+
+
+def test_usual_gradients_of_vicreg_are_far_below_its_limit(make, batch) -> None:
+    learner = Learner(make("vicreg"), LocalOptions())
+    learner.loss(learner(batch(32))).backward()
+    assert 0 < learner.flat.gradient.norm() < learner.method.gradient_limit / 2

@@ -5,7 +5,7 @@ loss, descend. Where the model lies (which device, which precision), how many mi
 step and which client it belongs to just now is the trainer's business.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -68,6 +68,8 @@ class Learner:
             return
         with torch.no_grad():
             gradient = self.flat.gradient
+            if self.method.gradient_limit is not None:
+                gradient.mul_(self._shortening([gradient]))
             if self.drift is not None:
                 gradient.add_(self.drift)
             if self.anchor is not None:
@@ -100,10 +102,20 @@ class Learner:
     def inner_step(self, weights: Weights, loss: Tensor, *, second_order: bool) -> Weights:
         """θ' ← θ' − β ∇_θ' loss, differentiable through ∇ only if `second_order`."""
         gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=second_order)
+        rate = self.rate
+        if self.method.gradient_limit is not None:
+            rate = rate * self._shortening(gradients)
         return {
-            name: weight - self.rate * gradient
+            name: weight - rate * gradient
             for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
         }
+
+    def _shortening(self, gradients: Sequence[Tensor]) -> Tensor:
+        """What brings a gradient, in parts, down to the method's limit; 1 if it is shorter."""
+        assert self.method.gradient_limit is not None
+        length = torch.stack([torch.linalg.vector_norm(g.detach()) for g in gradients]).norm()
+        share: Tensor = self.method.gradient_limit / length
+        return share.clamp(max=1)
 
     def mean_gradient(self, start: Tensor, steps: int) -> Tensor:
         """The gradient that, met at every one of `steps` steps from `start`, would lead here."""

@@ -4,6 +4,11 @@ L = λ s(Z, Z′) + μ (v(Z) + v(Z′)) + ν (c(Z) + c(Z′)): s the mean square
 mean_j max(0, 1 − √(Var z_j + ε)), c the sum of squared off-diagonal covariances over d. The VICReg
 paper's equation sums s over features where its listing averages; the usual weights 25, 25, 1 are
 the listing's, so s is averaged here.
+
+c grows with the fourth power of z, which nothing normalises: a step that makes z ten times as long
+makes the next gradient a thousand times as long. Such steps do happen, above all in second-order
+MAML on small batches, where batch norm's curvature is large. Hence a limit on the gradient, a
+few times what training that goes well ever asks for.
 """
 
 from typing import Literal
@@ -40,6 +45,7 @@ class VICReg(Method):
     """Backbone and a three-layer projector (the expander)."""
 
     Options = VICRegOptions
+    gradient_limit = 10.0
     wishes = ViewWishes(jitter=(0.4, 0.4, 0.2, 0.1), solarize=(0.0, 0.2))
 
     def __init__(self, backbone: Backbone, options: VICRegOptions) -> None:
