@@ -1,5 +1,7 @@
 """Keys, certificates and a site's folder: who may talk to whom, checked by Python's own TLS."""
 
+import os
+import shutil
 import ssl
 import stat
 import threading
@@ -18,9 +20,10 @@ from cryptography.hazmat.primitives.serialization import (
 from ssfl.assemble import load_federated
 from ssfl.comm.flower.host import SiteKeeper, SiteOptions, build_hosts, init_site, load_site
 from ssfl.comm.flower.keys import make_authority, make_site_key, server_names
-from ssfl.comm.flower.serve import ServeOptions, check_keys, read_settings, write_settings
+from ssfl.comm.flower.runtime import Link
+from ssfl.comm.flower.serve import Door, ServeOptions, check_keys, read_settings, write_settings
 from ssfl.config import parse
-from ssfl.errors import ConfigError
+from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.messages import Task, TaskKind
 from ssfl.federation.state import ClientState
 
@@ -119,6 +122,48 @@ def test_a_runs_settings_are_found_again(tmp_path):
     assert read_settings(tmp_path) == options
     with pytest.raises(ConfigError, match="not started by `ssfl serve`"):
         read_settings(tmp_path / "elsewhere")
+
+
+class PretendLink:
+    def __init__(self):
+        self.known, self.down = [], False
+
+    def register(self, name, key):
+        if self.down:
+            raise FederationError("the SuperLink cannot be reached")
+        if b"ecdsa" not in key.read_bytes():
+            raise ConfigError(f"{key} is no public key of a site")
+        self.known.append(name)
+
+
+def test_a_key_that_is_put_there_later_is_let_in_and_a_bad_one_is_said_once(tmp_path, caplog):
+    link, sites = PretendLink(), tmp_path / "sites"
+    sites.mkdir()
+    door = Door(link, sites)
+    shutil.copy(make_site_key(tmp_path / "north"), sites / "north.pub")
+    door.open()
+    door()
+    assert link.known == ["north"]
+    (sites / "bad.pub").write_text("not a key")
+    shutil.copy(make_site_key(tmp_path / "south"), sites / "south.pub")
+    link.down = True
+    door()
+    assert link.known == ["north"]  # later, when the SuperLink is back
+    link.down = False
+    for _ in range(4):
+        door()
+    assert link.known == ["north", "south"]
+    assert caplog.text.count("is no public key") == 1
+    shutil.copy(tmp_path / "north" / "site.pub", sites / "bad.pub")  # mended
+    os.utime(sites / "bad.pub", ns=(1, 1))
+    door()
+    assert link.known == ["north", "south", "bad"]
+
+
+def test_what_is_no_key_is_said_in_a_sentence_before_it_is_sent(tmp_path):
+    (tmp_path / "north.pub").write_text("ssh-rsa nonsense")
+    with pytest.raises(ConfigError, match=r"north\.pub is no public key"):
+        Link("127.0.0.1:1", b"", b"").register("north", tmp_path / "north.pub")
 
 
 def a_site(keys, folder, **changes):

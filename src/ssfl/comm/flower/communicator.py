@@ -57,11 +57,13 @@ class FlowerCommunicator:
         recipe: str = "{}",
         patience: float = 600.0,
         close: Callable[[], None] = lambda: None,
+        door: Callable[[], None] = lambda: None,
     ) -> None:
         """`run` is the name (hexadecimal) under which sites keep their states; `recipe` is what
         they compare theirs with (JSON); `patience` is how many seconds to wait for sites when
-        none is there; `close` ends whatever the grid hangs on."""
-        self._grid, self._patience, self._close = grid, patience, close
+        none is there; `close` ends whatever the grid hangs on; `door` lets newly known sites in and
+        is called before every look at who is there."""
+        self._grid, self._patience, self._close, self._door = grid, patience, close, door
         self._roll_call = write_roll_call(run, recipe)
         self._sites: dict[int, Site] = {}
         self._owner: dict[int, int] = {}
@@ -136,6 +138,7 @@ class FlowerCommunicator:
         """Look at which sites are connected, at most every two seconds; call new ones."""
         if time.monotonic() - self._looked < CENSUS:
             return False
+        self._door()
         connected = {node.node_id: node for node in self._grid.get_nodes()}
         for node in self._sites.keys() - connected.keys():
             log.warning("site %s is gone", _name(node))

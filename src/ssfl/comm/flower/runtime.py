@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
@@ -47,7 +48,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
-from ssfl.errors import FederationError
+from ssfl.errors import ConfigError, FederationError
 
 POLL = 0.2
 HEARTBEAT = 10.0
@@ -83,16 +84,22 @@ class Link:
 
     def register(self, name: str, public_key: Path) -> None:
         """Let the site with this key in (again, if it is known already)."""
-        key = load_ssh_public_key(public_key.read_bytes())
-        request = RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name)
+        try:
+            key = public_key_to_bytes(load_ssh_public_key(public_key.read_bytes()))
+        except (OSError, ValueError, UnsupportedAlgorithm):
+            raise ConfigError(
+                f"{public_key} is no public key of a site: ask for its site.pub again"
+            ) from None
         with self._control() as control:
             try:
-                control.RegisterNode(request)
+                control.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
             except httpx.HTTPStatusError as error:
                 if "already in use" not in error.response.text:
-                    raise FederationError(
+                    raise ConfigError(
                         f"the key of site '{name}' was refused: {_reason(error)}"
                     ) from error
+            except httpx.TransportError as error:
+                raise FederationError(f"the SuperLink cannot be reached: {error}") from error
 
     @contextlib.contextmanager
     def run(self) -> Iterator[HttpGrid]:

@@ -6,6 +6,7 @@ the run directory first, so that a resumed run finds them again.
 
 import contextlib
 import json
+import logging
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +19,12 @@ from ssfl.comm.flower.processes import Child, kept_running, new_secret
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.runtime import Link
 from ssfl.config import Config
-from ssfl.errors import ConfigError
+from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.client import Host
 from ssfl.files import write_text
 from ssfl.section import Section
+
+log = logging.getLogger(__name__)
 
 SETTINGS = "serve.json"
 
@@ -70,18 +73,49 @@ def connect(config: Config, folder: Path, hosts: Sequence[Host]) -> FlowerCommun
         stack.enter_context(kept_running(child, options.port))
         ca = (options.keys / "ca.pem").read_bytes()
         link = Link(f"127.0.0.1:{options.port}", ca, secret)
-        for key in sorted((options.keys / "sites").glob("*.pub")):
-            link.register(key.stem, key)
+        door = Door(link, options.keys / "sites")
+        door.open()
         grid = stack.enter_context(link.run())
         recipe = json.dumps(shared_recipe(config))
         communicator = FlowerCommunicator(
-            grid, options.run, recipe, options.patience, close=stack.close
+            grid, options.run, recipe, options.patience, close=stack.close, door=door
         )
         communicator.gather(options.clients or config.partition.clients)
     except BaseException:
         stack.close()
         raise
     return communicator
+
+
+class Door:
+    """Lets in the sites whose public keys (NAME.pub) lie in a folder. Called again, it looks for
+    keys that were put there meanwhile; one that is no good is said once and costs nothing else."""
+
+    def __init__(self, link: Link, folder: Path) -> None:
+        self._link, self._folder = link, folder
+        self._seen: set[tuple[Path, int]] = set()
+
+    def open(self) -> None:
+        """Register every new key, or say what is wrong with the first that cannot be."""
+        for key in sorted(self._folder.glob("*.pub")):
+            version = (key, key.stat().st_mtime_ns)  # a file that changes is read again
+            if version in self._seen:
+                continue
+            self._seen.add(version)
+            try:
+                self._link.register(key.stem, key)
+            except FederationError:
+                self._seen.remove(version)
+                raise
+            log.info("site %s may join: its key is known", key.stem)
+
+    def __call__(self) -> None:
+        try:
+            self.open()
+        except ConfigError as error:
+            log.warning("%s", error)
+        except (FederationError, OSError):
+            pass  # the SuperLink is being started again, or a file was just taken away: later
 
 
 def check_keys(folder: Path) -> None:
