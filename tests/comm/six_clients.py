@@ -5,7 +5,8 @@ Also a script, for transports whose workers are processes that run it too:
 --resume`. The environment brings misfortunes: `SLOW=client:seconds` delays a client's training,
 `BROKEN=client` makes it raise, `KILLED=client:round` has its process killed by SIGKILL then
 (and `STAMP=file` tells when).
-`RECORD=folder` writes there what every MPI rank sends, and lets nothing be pickled or unpickled.
+`RECORD=folder` writes there what every MPI rank sends, and lets nothing be pickled or unpickled;
+or what every Ray worker hands to Ray.
 """
 
 import os
@@ -159,7 +160,40 @@ class RecordedWorld:
         self._world.Bcast(content, root)
 
 
-def record(folder: Path) -> None:
+def join_ray(environment: dict[str, str]) -> None:
+    """What a Ray worker does before anything else, where `RAY_HOOK` puts it on its path."""
+    bad_days(environment)
+    if folder := environment.get("RECORD"):
+        record_ray(Path(folder))
+
+
+RAY_HOOK = """import os, sys
+if any(argument.endswith("default_worker.py") for argument in sys.orig_argv):
+    import six_clients
+    six_clients.join_ray(dict(os.environ))
+"""
+
+
+def record_ray(folder: Path) -> None:
+    from functools import wraps
+
+    from ssfl.comm.ray import Worker
+
+    def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*arguments: Any) -> Any:
+            said = method(*arguments)
+            with (folder / f"worker-{os.getpid()}").open("ab") as file:
+                for part in said if isinstance(said, tuple) else (said.encode(),):
+                    file.write(part)
+            return said
+
+        return call
+
+    Worker.open, Worker.handle = recorded(Worker.open), recorded(Worker.handle)
+
+
+def record_mpi(folder: Path) -> None:
     import pickle
 
     import ssfl.comm.mpi
@@ -180,8 +214,8 @@ def _pair(environment: dict[str, str], name: str) -> tuple[int, float]:
 
 def main(transport: str, folder: str, *settings: str) -> None:
     bad_days(dict(os.environ))
-    if folder_of_record := os.environ.get("RECORD"):
-        record(Path(folder_of_record))
+    if (folder_of_record := os.environ.get("RECORD")) and transport == "mpi":
+        record_mpi(Path(folder_of_record))
     if settings == ("--resume",):
         ssfl.experiment.resume(folder, comm=transport)
         return
@@ -194,4 +228,7 @@ def main(transport: str, folder: str, *settings: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,6 +1,8 @@
 """Clients in MPI ranks, started by mpiexec as a user would."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -38,16 +40,36 @@ pytestmark = [
 ]
 
 
-def mpi(ranks: int, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+def start(ranks: int, *arguments: object, **environment: str) -> subprocess.Popen[str]:
     command = [MPIEXEC, "-n", ranks, sys.executable, SCRIPT, "mpi", *arguments]
-    return subprocess.run(
+    return subprocess.Popen(
         [str(part) for part in command],
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
-        check=False,
+        start_new_session=True,
     )
+
+
+def end(job: subprocess.Popen[str], patience: float = 240) -> subprocess.CompletedProcess[str]:
+    try:
+        out, err = job.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(job.args, job.returncode, out, err)
+
+
+def mpi(ranks: int, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return end(start(ranks, *arguments, **environment))
+
+
+def completed(run: Path) -> int:
+    """Rounds that a run has recorded so far."""
+    record = run / "metrics.jsonl"
+    lines = record.read_text().splitlines() if record.exists() else []
+    return sum(json.loads(line)["kind"] == "round" for line in lines if line.endswith("}"))
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +111,24 @@ def test_a_killed_rank_stops_the_job_in_one_line_and_it_resumes_to_the_same_end(
     assert f"ssfl train --resume {run}" in line
     assert "Traceback" not in died.stderr
     assert Run(run).checkpoint().rounds == 2
+    resumed = mpi(3, run, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_bits(Run(run), reference())
+
+
+def test_ctrl_c_saves_what_was_done_and_the_run_resumes_to_the_same_end(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = start(3, run, "run.checkpoint_every=100", SLOW="0:2")
+    while not completed(run):
+        assert job.poll() is None, job.communicate()[1]
+        time.sleep(0.02)
+    os.killpg(job.pid, signal.SIGINT)  # as a terminal does: to mpiexec and all below it
+    stopped = end(job)
+    assert stopped.returncode == 130
+    assert DIED not in stopped.stderr
+    done = completed(run)
+    assert 1 <= done < 3
+    assert Run(run).checkpoint().rounds == done
     resumed = mpi(3, run, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert_same_bits(Run(run), reference())

@@ -9,10 +9,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from six_clients import assert_same_bits, recipe, reference
+import torch
+from six_clients import (
+    RAY_HOOK,
+    assert_free_of_data,
+    assert_same_bits,
+    bad_days,
+    outcome,
+    recipe,
+    reference,
+    rows,
+)
 
+from ssfl.assemble import load_federated
 from ssfl.comm.ray import Cluster, _share
 from ssfl.errors import ConfigError
+from ssfl.experiment import train
+from ssfl.federation.client import Client
 from ssfl.run import Run
 
 pytest.importorskip("ray", exc_type=ImportError)
@@ -22,10 +35,15 @@ SCRIPT = Path(__file__).with_name("six_clients.py")
 pytestmark = pytest.mark.processes
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path, *settings: str, **environment: str) -> subprocess.Popen[str]:
+    """A run in `folder`; its workers have what the environment brings in store for them."""
+    hooks = folder.parent / "hooks"
+    hooks.mkdir()
+    (hooks / "sitecustomize.py").write_text(RAY_HOOK)
+    paths = os.pathsep.join([str(hooks), str(SCRIPT.parent), *filter(None, sys.path)])
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), "ray", str(folder), "device.workers=2"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, str(SCRIPT), "ray", str(folder), "device.workers=2", *settings],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -55,7 +73,8 @@ def alive(pid: int) -> bool:
 def test_two_workers_end_with_the_same_bits_as_one_process_quietly_and_leave_nothing_running(
     tmp_path: Path,
 ) -> None:
-    driver = start(tmp_path / "run")
+    (tmp_path / "sent").mkdir()
+    driver = start(tmp_path / "run", RECORD=str(tmp_path / "sent"))
     seen: set[int] = set()
     while driver.poll() is None:
         seen |= {pid for pid, _ in descendants(driver.pid)}
@@ -69,6 +88,27 @@ def test_two_workers_end_with_the_same_bits_as_one_process_quietly_and_leave_not
         time.sleep(0.1)
     assert not [pid for pid in seen if alive(pid)]
     assert_same_bits(Run(tmp_path / "run"), reference())
+    sent = [file.read_bytes() for file in (tmp_path / "sent").iterdir()]
+    assert_free_of_data(sent, load_federated(recipe()))
+    theta = reference().checkpoint().tensors["theta"]
+    assert 3 * 6 <= sum(map(len, sent)) / (4 * len(theta)) < 3 * 6 + 1  # 18 updates, and words
+
+
+def test_a_slow_client_and_a_broken_one_cost_their_own_updates_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("server.rounds=2", "server.deadline=8")
+    driver = start(tmp_path / "run", *settings, SLOW="2:30", BROKEN="4")
+    _, err = driver.communicate(timeout=240)
+    assert driver.returncode == 0, err
+    assert [row["failures"] for row in rows(Run(tmp_path / "run"))] == [
+        {"deadline": 1, "error": 1}
+    ] * 2
+    monkeypatch.setattr(Client, "_train", Client._train)  # what bad_days does is undone
+    bad_days({"BROKEN": "4"})
+    bad_days({"BROKEN": "2"})
+    without = train(recipe(server={"rounds": 2}), out=tmp_path / "without")
+    assert torch.equal(outcome(Run(tmp_path / "run"))[0], outcome(without)[0])
 
 
 def test_a_killed_worker_is_replaced_and_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -81,7 +121,7 @@ def test_a_killed_worker_is_replaced_and_the_run_ends_with_the_same_bits(tmp_pat
                 killed = pid
                 break
         time.sleep(0.01)
-    _, err = driver.communicate(timeout=120)
+    _, err = driver.communicate(timeout=240)
     assert killed
     assert driver.returncode == 0, err
     assert "lost its worker" in err
