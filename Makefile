@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test lint types check bench bench-peers clean
 
 demo: .venv/demo.stamp
 	$(BIN)/ssfl train demo
@@ -19,6 +19,20 @@ types: .venv/dev.stamp
 	$(BIN)/mypy
 
 check: lint types test
+
+# Tables on the screen, figures in build/bench; SSFL_DATA says where CIFAR-10 is.
+bench: .venv/dev.stamp
+	mkdir -p build/bench
+	$(BIN)/python benchmarks/startup.py --json build/bench/startup.json
+	$(BIN)/python benchmarks/overhead.py --json build/bench/overhead.json
+	$(BIN)/python benchmarks/memory.py --json build/bench/memory.json
+	$(BIN)/python benchmarks/scale.py --json build/bench/scale.json
+	$(BIN)/python benchmarks/round.py --workers 1 2 --json build/bench/round.json
+
+# Installs Flower and pfl-research in environments of their own.
+bench-peers: .venv/dev.stamp
+	mkdir -p build/bench
+	$(BIN)/python benchmarks/peers.py --json build/bench/peers.json
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -64,14 +64,20 @@ def ratio(mine: Sequence[Took], theirs: Sequence[Took], what: str = "seconds") -
 
 
 def peak_mib() -> float:
-    """The most memory this process has held so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """The most memory this process has held so far, or since `forget_peak`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
+def forget_peak() -> None:
+    """Let `peak_mib` begin anew from what is held now."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def held_mib() -> float:
     """The memory this process holds now."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
 
 
 def machine() -> str:

@@ -1,0 +1,1 @@
+"""The same federated work in ssfl, in Flower's simulation and in pfl-research, for peers.py."""
