@@ -6,7 +6,7 @@ batch, and both views go through a network at once. On a CPU a step is just call
 """
 
 from collections.abc import Callable
-from typing import Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 import torch
 from pydantic import Field
@@ -65,7 +65,6 @@ class Engine:
             torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32
         if self.compile:
             torch.backends.cudnn.benchmark = True  # shapes are few and fixed: let it choose
-            _avoid_known_faults()
         self._resident: dict[int, tuple[Images, Images]] = {}
 
     def resident(self, images: Images) -> Images:
@@ -104,7 +103,7 @@ class Engine:
         """A function as it should be called on this device, for as long as `compile` is set."""
         if not self.compile:
             return function
-        fast = torch.compile(function, dynamic=False)
+        fast = torch.compile(function, dynamic=False, options=_compiler_options())
 
         def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             return (fast if self.compile else function)(*args, **kwargs)
@@ -141,12 +140,18 @@ def _in_bf16(forward: Forward, device: str) -> Forward:
     return run
 
 
-def _avoid_known_faults() -> None:
-    """Inductor 2.11's mixed-order fusion fails an assertion on batch norm with views as groups."""
+def _compiler_options() -> dict[str, Any]:
+    """Inductor 2.11's mixed-order fusion fails an assertion on batch norm with views as groups.
+
+    Given with each compilation, since global settings hold for the thread that makes them only.
+    """
     from torch._inductor import config
 
-    if hasattr(config.triton, "mix_order_reduction"):
-        config.triton.mix_order_reduction = False
+    return {
+        f"triton.{fault}": False
+        for fault in ("mix_order_reduction",)
+        if hasattr(config.triton, fault)
+    }
 
 
 def pick_device(name: str) -> torch.device:
