@@ -145,6 +145,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             )
             print(f"{side.title}{', idle' if idle else ''}", file=sys.stderr)
             rows.append(row(side, setting, args.cache))
+            print(json.dumps(rows[-1]), file=sys.stderr)
     return rows
 
 
