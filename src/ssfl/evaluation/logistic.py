@@ -56,7 +56,7 @@ def fit_logistic(
     *,
     l2: float = 1.0,
     iterations: int = 200,
-    tolerance: float = 1e-3,
+    tolerance: float = 3e-4,
 ) -> tuple[Tensor, Tensor, float]:
     """Weight (classes, d), bias (classes,) on raw features, and the mean training cross-entropy."""
     found = fit_logistics(
@@ -72,7 +72,7 @@ def fit_logistics(
     *,
     l2: float = 1.0,
     iterations: int = 200,
-    tolerance: float = 1e-3,
+    tolerance: float = 3e-4,
 ) -> Logistic:
     """A classifier for each encoder's features (n, d) of the same n labelled images.
 
