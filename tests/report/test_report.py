@@ -67,7 +67,9 @@ def test_every_figure_of_a_run_is_drawn_in_a_real_browser(
         "std_ratio",
         "uniformity",
         "personal_linear",
+        "personal_linear_global",
         "personal_knn",
+        "client_rank",
         "sizes",
         "classes",
         "tsne_label",
@@ -120,7 +122,8 @@ def test_the_page_says_what_was_run_and_what_came_of_it(shared: Run) -> None:
     assert "4 clients trained one shared encoder with Global-SSFL and SimSiam" in text
     assert f"{100 * shared.final['knn_mean']:.1f} %" in text
     assert f"{100 * shared.final['untrained_knn_mean']:.1f} %" in text
-    assert "Of 12 replies asked for, 12 counted; none failed, none was refused." in text
+    assert "Each round the server asks 4 of 4 clients" in text
+    assert "<dd>12</dd><dt>replies asked for</dt></div><div><dd>12</dd><dt>counted</dt>" in text
     assert "alpha = 0.5" in text
 
 
@@ -131,7 +134,16 @@ def test_failures_are_counted_by_reason(shared: Run, monkeypatch: pytest.MonkeyP
     rounds[1] |= {"failures": {"refused": 1}, "accepted": 3, "late": 1}
     monkeypatch.setattr(Run, "metrics", property(lambda run: rows))
     text = write_report(shared).read_text()
-    assert "12 replies asked for, 8 counted; 3 were refused, 1 were lost, 1 came in a" in text
+    tiles = re.findall(r"<dd>(\d+)</dd><dt>([^<]+)</dt>", text.split('id="replies"')[1])
+    assert {words: int(count) for count, words in tiles} == {
+        "replies asked for": 12,
+        "counted": 8,
+        "failed with an error": 0,
+        "lost": 1,
+        "past the deadline": 0,
+        "refused": 3,
+        "counted a round late": 1,
+    }
 
 
 def test_the_papers_figures_stand_beside_ours(

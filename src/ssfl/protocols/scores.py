@@ -17,7 +17,7 @@ from ssfl.files import write_text
 
 GROUPS = {
     "images": "The shared encoder, on all test images",
-    "clients": "Client by client: each client's encoder, on its own test images",
+    "clients": "Mean over clients: each one's encoder, on its own test images",
 }
 """Headings for figures by what they are averaged over."""
 
@@ -29,7 +29,7 @@ TITLES = {
     "global_federated_linear_local": "Linear on Θ, classifier trained by FedAvg",
     "personal_knn": "kNN among the client's own images",
     "personal_linear": "Linear",
-    "personal_linear_global": "Linear, on all test images",
+    "personal_linear_global": "Linear, but on all test images",
     "personal_naive_federated_linear": "One FedAvg classifier for all encoders (misleads)",
 }
 """What each figure is, in words. Semi-supervised names end in the share of labels, `_1pct`."""

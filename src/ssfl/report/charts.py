@@ -68,6 +68,7 @@ def line_chart(series: Sequence[Series], label: str, *, number: Number = plain) 
 
     body = [_level(y(tick), number(tick).replace(".0 %", " %")) for tick in y_ticks]
     body += [_text(x(tick), HEIGHT - 8, f"{tick:g}", "middle") for tick in x_ticks]
+    body.append(_text(_LEFT - 14, HEIGHT - 8, "round", "end"))
     for one in levels:
         height = y(one.points[0][1])
         body.append(

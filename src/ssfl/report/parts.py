@@ -32,11 +32,22 @@ def section(id_: str, title: str, *content: str, intro: str = "") -> str:
 
 
 def figure(
-    name: str, title: str, drawing: str, *, legend: Sequence[tuple[str, int]] = (), note: str = ""
+    name: str,
+    title: str,
+    drawing: str,
+    *,
+    legend: Sequence[tuple[str, int]] = (),
+    dashed: Sequence[tuple[str, int]] = (),
+    note: str = "",
 ) -> str:
-    """A drawing with its title above and its legend and note below."""
+    """A drawing with its title above and its legend (of dots, and of dashed lines) and note
+    below."""
     keys = "".join(
         f"<li><i {colour(index, len(legend))}></i>{escape(text)}</li>" for text, index in legend
+    )
+    keys += "".join(
+        f'<li class="dashed"><i class="c{index % 10}"></i>{escape(text)}</li>'
+        for text, index in dashed
     )
     below = (f'<ul class="legend">{keys}</ul>' if keys else "") + (
         f"<p>{escape(note)}</p>" if note else ""

@@ -15,6 +15,19 @@ ONLINE = {"knn_global": "global_knn", "knn_mean": "personal_knn"}
 """Figures measured beside the training, by the names of the evaluation after it."""
 
 
+_JUDGING = {
+    "loading": "loading encoders",
+    "features": "forward passes",
+    "knn": "kNN",
+    "linear": "linear classifiers",
+    "federated-linear": "FedAvg's classifier",
+    "naive-federated-linear": "naive FedAvg",
+    "semi-linear": "few labels, linear",
+    "semi-finetune": "few labels, fine-tuning",
+}
+"""What an evaluation's parts are called on the page."""
+
+
 @dataclass(frozen=True)
 class Record:
     """What a run directory says, read once."""
@@ -113,10 +126,19 @@ class Record:
         judging = sum(row.get("seconds") or 0.0 for row in (*self.evaluations, self.baseline))
         rest = (final.get("train_seconds") or 0.0) - training - judging
         name = "checkpoints and the rest" if judging else "evaluation, checkpoints and the rest"
-        parts = [("training", training), ("evaluation", judging), (name, max(0.0, rest))]
+        parts = [("training", training), ("evaluation beside it", judging), (name, max(0.0, rest))]
         if self.evaluation:
             parts.append(("protocols after training", self.evaluation.seconds.get("total", 0.0)))
         return [(what, spent) for what, spent in parts if spent > 0]
+
+    @property
+    def judging(self) -> list[tuple[str, float]]:
+        """What the protocols after training spent their time on, the longest first."""
+        spent = dict(self.evaluation.seconds) if self.evaluation else {}
+        total = spent.pop("total", 0.0)
+        named = [(_JUDGING.get(key, key.replace("-", " ")), value) for key, value in spent.items()]
+        named.append(("the rest", max(0.0, total - sum(spent.values()))))
+        return sorted(named, key=lambda part: -part[1])
 
     @property
     def images_per_second(self) -> float | None:

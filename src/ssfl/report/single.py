@@ -12,7 +12,7 @@ from ssfl.errors import SSFLError
 from ssfl.files import write_text
 from ssfl.protocols.bench import Bench
 from ssfl.protocols.scores import GROUPS, Score
-from ssfl.report import parts, pictures
+from ssfl.report import operations, parts, pictures
 from ssfl.report.charts import (
     Series,
     columns_chart,
@@ -21,7 +21,7 @@ from ssfl.report.charts import (
     plain,
 )
 from ssfl.report.record import Record
-from ssfl.report.words import duration, summary
+from ssfl.report.words import summary
 from ssfl.run import Run
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ def render(run: Run, data: FederatedData | None = None) -> str:
         _clients(record, bench),
         pictures.partition(bench) if bench else "",
         pictures.features(bench) if bench else "",
-        _timing(record),
-        _troubles(record),
+        operations.timing(record),
+        operations.replies(record),
         _configuration(record),
     ]
     body = _header(record, sections, missing) + "".join(sections) + footer()
@@ -161,7 +161,15 @@ def _accuracy(record: Record) -> str:
         if base.get(key) is not None:
             series.append(Series(name, [(0, base[key])], colour, reference=True))
     drawing = line_chart(series, "kNN accuracy", number=percent)
-    return parts.figure("knn", "kNN accuracy", drawing, legend=[(s.name, s.colour) for s in series])
+    k = record.run.config.evaluation.k
+    return parts.figure(
+        "knn",
+        "kNN accuracy",
+        drawing,
+        legend=[(s.name, s.colour) for s in series if not s.reference],
+        dashed=[(s.name, s.colour) for s in series if s.reference],
+        note=f"Test images whose {k} nearest training images vote for their class.",
+    )
 
 
 def _results(record: Record) -> str:
@@ -184,7 +192,7 @@ def _results(record: Record) -> str:
     if paper and record.paper.table:
         note += f" Paper: {record.paper.table}."
     if record.evaluation is None:
-        note += " Run `ssfl evaluate` on this run for linear and semi-supervised figures."
+        note += " `ssfl evaluate` adds linear figures, `--all` the semi-supervised ones."
     lead = f'<p class="lead">{escape(note)}</p>'
     return parts.section("results", "Results", *tables, lead)
 
@@ -230,17 +238,24 @@ def _clients(record: Record, bench: Bench | None) -> str:
     figures = []
     sizes = bench.data.sizes().tolist() if bench else []
     for name, title in (
-        ("personal_linear", "Linear accuracy by client"),
-        ("personal_knn", "kNN accuracy by client"),
+        ("personal_linear", "Linear accuracy on the client's own test images"),
+        ("personal_linear_global", "The same classifier on everybody's test images"),
+        ("personal_knn", "kNN accuracy among the client's own images"),
     ):
         score = next((s for s in record.scores if s.name == name and s.clients), None)
         if score is not None:
             figures.append(_client_figure(name, title, score.clients, sizes, share=True))
     ranks = record.per_client("effective_rank")
-    if ranks and len(figures) < 2:
-        title = "Effective rank by client"
+    if ranks:
+        title = "Effective rank of the encoder on the client's images"
         figures.append(_client_figure("client_rank", title, ranks, sizes, share=False))
-    return parts.section("clients", "Client by client", parts.grid(*figures, wide=True))
+    return parts.section(
+        "clients",
+        "Client by client",
+        parts.grid(*figures, wide=True),
+        intro="The encoder each client is judged by. Small clients have few test images, so their "
+        "accuracies are coarse; the effective rank needs no label.",
+    )
 
 
 def _client_figure(
@@ -269,47 +284,6 @@ def _client_figure(
         drawing = parts.bars(rows, most=most, mean=mean)
         note += ", the upright line."
     return parts.figure(name, title, drawing, note=note)
-
-
-def _timing(record: Record) -> str:
-    spent = record.seconds
-    if not spent:
-        return ""
-    total = sum(seconds for _, seconds in spent)
-    split = [(name, seconds, duration(seconds)) for name, seconds in spent]
-    legend = [(f"{name}: {text}", i) for i, (name, _, text) in enumerate(split)]
-    figures = [
-        parts.figure("timing", f"Where {duration(total)} went", parts.shares(split), legend=legend)
-    ]
-    rounds = record.curve("round", "seconds")
-    if len(rounds) > 1:
-        drawing = line_chart([Series("seconds", rounds, 0)], "Seconds per round")
-        figures.append(parts.figure("seconds", "Seconds per round", drawing))
-    return parts.section("timing", "Time", parts.grid(*figures, wide=True))
-
-
-def _troubles(record: Record) -> str:
-    asked = sum(row.get("asked") or 0 for row in record.rounds)
-    counted = sum(row.get("accepted") or 0 for row in record.rounds)
-    resumed = sum(1 for row in record.rows if row["kind"] == "resume")
-    failures = record.failures
-    words = {
-        "error": "failed with an error",
-        "lost": "were lost",
-        "deadline": "missed the deadline",
-        "refused": "were refused",
-        "late": "came in a later round",
-    }
-    sentence = f"Of {asked:,} replies asked for, {counted:,} counted"
-    if failures:
-        listed = ", ".join(f"{n:,} {words.get(reason, reason)}" for reason, n in failures.items())
-        sentence += f"; {listed}."
-    else:
-        sentence += "; none failed, none was refused."
-    if resumed:
-        times = "once" if resumed == 1 else f"{resumed} times"
-        sentence += f" The run was stopped and resumed {times}."
-    return parts.section("replies", "Replies and failures", f"<p>{escape(sentence)}</p>")
 
 
 def _configuration(record: Record) -> str:
