@@ -1,12 +1,14 @@
 """A party of a federation, as a process: `flower_party.py serve|site ...`, like `ssfl serve|site`.
 
-With NAP=SECONDS in the environment a site sleeps before every training. With RECORD=FOLDER, it and
-the programs it starts write every byte of every request they send to files in FOLDER.
+With NAP=ROUND:SECONDS in the environment a site sleeps before it trains in that round, the first
+time. With RECORD=FOLDER, it and the programs it starts write every byte of every request they send
+to files in FOLDER. With SPOIL=ROUND, some of its clients send what cannot be right (`SPOILT`).
 """
 
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 
@@ -25,19 +27,43 @@ def record(folder: Path) -> None:
     httpx.Client.send = send_and_keep
 
 
-def nap(seconds: float) -> None:
-    """Have the site sleep before it trains."""
+def nap(round_: int, seconds: float) -> None:
+    """Have the site sleep before it trains in a round, the first time."""
     from ssfl.comm.flower.host import SiteKeeper
     from ssfl.federation.messages import TaskKind
 
-    prepare = SiteKeeper.prepare
+    prepare, rested = SiteKeeper.prepare, []
 
     def sleep_and_prepare(self, task):
-        if task.kind is TaskKind.TRAIN:
+        if task.kind is TaskKind.TRAIN and task.round == round_ and not rested:
+            rested.append(task.round)
             time.sleep(seconds)
         prepare(self, task)
 
     SiteKeeper.prepare = sleep_and_prepare
+
+
+SPOILT = {
+    0: lambda reply: replace(reply, delta=100 * reply.delta),
+    1: lambda reply: replace(reply, delta=reply.delta[:-1]),
+    2: lambda reply: replace(reply, round=reply.round + 7),
+    3: lambda reply: replace(reply, delta=reply.delta * float("nan")),
+}
+"""What is wrong with whose reply."""
+
+
+def spoil(round_: int) -> None:
+    """Have the site answer for some of its clients with what must be refused."""
+    from ssfl.comm.local import LocalCommunicator
+
+    exchange = LocalCommunicator.exchange
+
+    def exchange_badly(self, task, clients, deadline=None):
+        for reply in exchange(self, task, clients, deadline):
+            bad = task.round == round_ and reply.delta is not None and reply.client in SPOILT
+            yield SPOILT[reply.client](reply) if bad else reply
+
+    LocalCommunicator.exchange = exchange_badly
 
 
 def main() -> None:
@@ -47,7 +73,10 @@ def main() -> None:
     from ssfl.errors import SSFLError
 
     if "NAP" in os.environ:
-        nap(float(os.environ["NAP"]))
+        round_, _, seconds = os.environ["NAP"].partition(":")
+        nap(int(round_), float(seconds))
+    if "SPOIL" in os.environ:
+        spoil(int(os.environ["SPOIL"]))
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command("certs")(federation.certs)
     app.command("serve")(federation.serve)

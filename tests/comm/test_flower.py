@@ -2,8 +2,9 @@
 
 Three federations are run, and every test looks at one of them. The quiet one must end bit for bit
 where a single process ends; one whose sites sum their clients' updates ends there but for rounding.
-In the third a site, the SuperLink and the coordinator are killed in turn, strangers knock, and it
-must end where a single process ends that misses the same clients in the same rounds.
+In the third a site, the SuperLink and the coordinator are killed in turn, strangers knock, clients
+send what cannot be right, and it must end where a single process ends that misses the same clients
+in the same rounds.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ import torch
 
 pytest.importorskip("flwr")
 
+from flower_party import SPOILT
 from six_clients import assert_same_bits, figures, outcome, recipe, reference
 
 from ssfl.assemble import build_host, load_federated
@@ -356,7 +358,7 @@ def knock(federation, name, **changes):
 def bad_day(tmp_path_factory):
     home = tmp_path_factory.mktemp("bad-day")
     config = recipe(
-        server={"rounds": 5, "deadline": 30.0, "min_replies": 0.5},
+        server={"rounds": 5, "deadline": 90.0, "min_replies": 0.3},
         evaluation={"every": 0},
         run={"checkpoint_every": 1},
     )
@@ -364,13 +366,13 @@ def bad_day(tmp_path_factory):
     run, strangers = home / "run", {}
     try:
         server = federation.serve()
-        federation.start_site("north")
-        south = federation.start_site("south", NAP="5")
+        federation.start_site("north", NAP="3:6", SPOIL="4")
+        south = federation.start_site("south", NAP="1:30")
         federation.wait_for(lambda: "round 1: train" in federation.log("south"), server)
         (node,) = children(south.pid)
         for pid in (south.pid, node):  # while it naps: none of its clients has worked yet
             os.kill(pid, signal.SIGKILL)
-        federation.start_site("south")
+        federation.start_site("south", SPOIL="4")
         make_authority(home / "other-keys", ["127.0.0.1"])
         strangers["unregistered key"] = knock(federation, "stranger")
         strangers["wrong CA"] = knock(
@@ -385,7 +387,7 @@ def bad_day(tmp_path_factory):
         (link,) = children(server.pid)
         os.kill(link, signal.SIGKILL)
         federation.wait_for(lambda: "round 3: train" in federation.log("north"), server)
-        server.kill()
+        server.kill()  # while the north naps: the round cannot have ended
         server.wait()
         server = federation.party("serve", run, log="serve-again")
         federation.finish(server, "serve-again")
@@ -406,7 +408,20 @@ def test_a_site_killed_in_mid_round_costs_its_own_clients_and_comes_back(bad_day
     assert rows[1]["accepted"] == 3
     assert sum(rows[1]["failures"].values()) == 3
     assert set(rows[1]["failures"]) <= {"lost", "deadline"}
-    assert rows[4]["accepted"] == 6
+    assert rows[4]["asked"] == 6
+
+
+def test_what_cannot_be_right_is_refused_with_its_clients_id_and_the_round_goes_on(bad_day):
+    *_, last = (r for r in Run(bad_day.federation.home / "run").metrics if r["kind"] == "round")
+    assert (last["accepted"], last["failures"]) == (2, {"refused": 4})
+    log = bad_day.federation.log("serve-again")
+    for client, complaint in {
+        0: "over the limit",
+        1: "another layout",
+        2: "a train reply for round 11",
+        3: "not finite",
+    }.items():
+        assert re.search(f"round 4: client {client} refused: .*{complaint}", log)
 
 
 def test_the_superlink_is_started_again_and_the_run_goes_on(bad_day):
@@ -438,11 +453,14 @@ def test_nothing_is_lost_on_a_bad_day(bad_day, monkeypatch, tmp_path):
 
         def exchange(self, task, clients, deadline=None):
             gone = SITES["south"] if self._row()["accepted"] == 3 else ()
+            spoilt = SPOILT if task.kind is TaskKind.TRAIN and task.round == 4 else ()
             for client in clients:
                 if client in gone:
                     yield failed(client, task, Reason.LOST, "as it was")
-                else:
-                    yield self._hosts[0].handle(client, task)
+                    continue
+                reply = self._hosts[0].handle(client, task)
+                refused = failed(client, task, Reason.REFUSED, "as it was")
+                yield refused if client in spoilt else reply
             if task.kind is TaskKind.TRAIN:
                 self.round = min(self.round + 1, len(rows) - 1)
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,7 @@ def test_a_late_reply_comes_in_the_next_exchange_of_its_kind() -> None:
     assert late.failure.reason is Reason.DEADLINE
     for host in hosts:
         host.go.set()
+    wait(communicator._late)
     judged = ask(TaskKind.EVALUATE, 1, [7, 8], 10)
     assert sorted((r.client, r.kind) for r in judged) == [(c, TaskKind.EVALUATE) for c in (7, 8)]
     replies = ask(TaskKind.TRAIN, 1, [8], 10)

@@ -36,6 +36,7 @@ DIED = "ssfl: a rank of the MPI job died"
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside this Python"),
 ]
 
@@ -105,7 +106,7 @@ def test_a_killed_rank_stops_the_job_in_one_line_and_it_resumes_to_the_same_end(
     run, stamp = tmp_path / "run", tmp_path / "killed"
     died = mpi(3, run, KILLED="3:2", STAMP=str(stamp))
     assert died.returncode != 0
-    assert time.time() - stamp.stat().st_mtime < 10
+    assert time.time() - stamp.stat().st_mtime < 30  # at once, on however busy a machine
     (line,) = [line for line in died.stderr.splitlines() if line.startswith("ssfl: ")]
     assert line.startswith(DIED)
     assert f"ssfl train --resume {run}" in line

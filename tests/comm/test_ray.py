@@ -32,7 +32,7 @@ pytest.importorskip("ray", exc_type=ImportError)
 
 SCRIPT = Path(__file__).with_name("six_clients.py")
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def start(folder: Path, *settings: str, **environment: str) -> subprocess.Popen[str]:
