@@ -12,13 +12,13 @@ timed too, and a second ratio counts them.
 What to expect of an H200 (d = 512, 5 µs a launch, 3 TB/s, 45 TFLOP/s in fp32), in seconds:
 
     forward           660,000 passes at 110,000 to 150,000 a second                     4.4 to 6
-    knn               Θ: 0.5 TFLOP, 2 GB of similarities read 20 times; clients: small  0.05
-    linear            40 iterations over 1 GB twice, 20 kernels over 20 MB, 90 launches 0.1
-    federated-linear  100 rounds × 20 to 60 steps × 7 launches                          0.1 to 0.2
-    health            11 eigenvalue problems of 512², 22 passes of 256 images           0.1 to 0.3
+    federated-linear  300 rounds × 20 to 30 steps × 8 launches                          0.25 to 0.4
+    health            11 eigenvalue problems of 512², 22 passes of 128 images           0.1 to 0.3
     loading           ten vectors of 17 million numbers from the host                   0.1 to 0.2
+    linear            40 iterations over 1 GB twice, 20 kernels over 20 MB, 90 launches 0.1
+    knn               Θ: 0.5 TFLOP, 2 GB of similarities read 20 times; clients: small  0.05
+    naive             as federated-linear                                               0.25 to 0.4
     semi-linear       2 × 40 iterations × 120 launches, Θ and clients apart             0.1
-    naive             as federated-linear                                               0.1 to 0.2
 """
 
 import argparse

@@ -332,7 +332,7 @@ def _local_sgd(
     beta: float,
     decay: Tensor | None,
 ) -> None:
-    """Move every client's model in `local` through its steps, in place: seven kernels a step."""
+    """Move every client's model in `local` through its steps, in place: eight kernels a step."""
     rows = shuffled[plan.places]
     labels = y[rows].unsqueeze(2)
     gathered = x.new_empty(rows[0].numel(), x.shape[1])
