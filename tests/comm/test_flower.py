@@ -75,6 +75,7 @@ class Federation:
 
     def party(self, *arguments, log, **environment):
         paths = [str(self.home / "hooks"), str(HERE), *filter(None, sys.path)]
+        (self.home / "user").mkdir(exist_ok=True)
         with (self.home / f"{log}.log").open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, HERE / "flower_party.py", *map(str, arguments)],
@@ -82,6 +83,7 @@ class Federation:
                 stderr=output,
                 env=os.environ
                 | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+                | {"HOME": str(self.home / "user")}
                 | environment,
             )
         self.started.append(process)
@@ -320,6 +322,12 @@ def test_all_that_a_reply_says_is_counts_and_metrics(quiet):
         assert all(isinstance(value, (int, float)) for value in header["metrics"].values())
         assert set(header["vectors"]) <= {"delta"}
         assert len(header["metrics"]) < 10
+
+
+def test_flower_keeps_its_files_to_the_run_and_the_site(quiet):
+    assert not list((quiet.home / "user").iterdir())
+    for place in ("run", *SITES):
+        assert (quiet.home / place / "flower" / "home").is_dir()
 
 
 def test_no_process_is_left(calm):

@@ -19,18 +19,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ssfl.comm.flower import QUIET
 from ssfl.comm.flower.keys import write_secret
 from ssfl.errors import FederationError
 
 log = logging.getLogger(__name__)
-
-QUIET = {
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "PYTHONUNBUFFERED": "1",
-}
-"""Flower neither installs anything, nor reports home, nor looks for updates."""
 
 
 class Child:
@@ -51,7 +44,9 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=os.environ | QUIET | {"FLWR_HOME": str(self._folder / "home")},
+                env=os.environ
+                | QUIET
+                | {"FLWR_HOME": str(self._folder / "home"), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
         atexit.register(self.stop)
