@@ -152,8 +152,9 @@ def _plain(value: float | None) -> str:
 
 
 def _differences(records: Sequence[Record]) -> list[list[str]]:
-    """Settings that are not the same in all runs."""
-    flat = [_flatten(record.run.config.model_dump(mode="json")) for record in records]
+    """Settings that are not the same in all runs (the paper's own figures are none)."""
+    dumps = [record.run.config.model_dump(mode="json", exclude={"paper"}) for record in records]
+    flat = [_flatten(dump) for dump in dumps]
     keys = dict.fromkeys(key for settings in flat for key in settings)
     rows = []
     for key in keys:
