@@ -8,6 +8,7 @@ of rounds with which everything fits into it.
 import hashlib
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from ssfl.federation.messages import Reply
 from ssfl.files import write_text
 from ssfl.protocols.judge import ProtocolOptions, evaluate
 from ssfl.reproduce.jobs import Job
+from ssfl.reproduce.locks import alone
 from ssfl.reproduce.made import release
 from ssfl.reproduce.study import evaluation_every
 from ssfl.run import Run
@@ -167,21 +169,27 @@ def measure_all(
     tell: Callable[[str, int, int], None],
 ) -> dict[str, Timing]:
     """The timing of every arm with something left to do, kept for the next call."""
-    cache = folder / "timing.json"
-    known: dict[str, Any] = json.loads(cache.read_text()) if cache.exists() else {}
+    cache, own = folder / "timing.json", folder / f"timing-{os.getpid()}"
     arms = {job.arm.name: job for job in reversed(jobs)}
     found: dict[str, Timing] = {}
     for place, (name, job) in enumerate(sorted(arms.items(), key=lambda item: jobs.index(item[1]))):
         tell(job.arm.label, place, len(arms))
         wanted = protocols(job)
         key = _key(job.config, wanted, options, device)
+        known = _known(cache)
         if key not in known:
-            known[key] = asdict(measure(job.config, wanted, options, folder / "timing" / name))
-            write_text(cache, json.dumps(known, indent=2))
+            taken = asdict(measure(job.config, wanted, options, own / name))
+            with alone(folder / ".timing.lock"):
+                known = _known(cache) | {key: taken}
+                write_text(cache, json.dumps(known, indent=2))
             release()
         found[name] = Timing(**known[key])
-    shutil.rmtree(folder / "timing", ignore_errors=True)
+    shutil.rmtree(own, ignore_errors=True)
     return found
+
+
+def _known(cache: Path) -> dict[str, Any]:
+    return json.loads(cache.read_text()) if cache.exists() else {}
 
 
 def _key(config: Config, protocols: Sequence[str], options: ProtocolOptions, device: str) -> str:

@@ -16,6 +16,7 @@ from ssfl.files import write_text
 from ssfl.reproduce import made, synthetic
 from ssfl.reproduce.estimate import LEAST_ROUNDS, MARGIN, Timing, fitting_rounds, measure_all
 from ssfl.reproduce.jobs import Job, plan, rounds_of_runs
+from ssfl.reproduce.locks import alone, claimed
 from ssfl.reproduce.outcome import judge, result_of
 from ssfl.reproduce.pages import write_pages
 from ssfl.reproduce.results import Partition, StudyResult, Unfinished, load_result
@@ -171,7 +172,11 @@ class _Playing:
             for place, job in enumerate(jobs):
                 if self.plan_.is_done(job):
                     continue
-                self._one(job, place)
+                with claimed(job.place.with_name(f".{job.place.name}.lock")) as mine:
+                    if mine and not self.plan_.is_done(job):
+                        self._one(job, place)
+                    elif not mine:
+                        self.why[job.name] = "another process is at it"
                 self._write(pictures=False)
         finally:
             self._write(pictures=True)
@@ -206,7 +211,11 @@ class _Playing:
         write_text(job.record, result.model_dump_json())
 
     def _write(self, *, pictures: bool) -> None:
-        """Everything under OUT/NAME, from what is known so far."""
+        """Everything under OUT/NAME, from what is known so far, here and in other processes."""
+        with alone(self.plan_.folder / "runs" / ".pages.lock"):
+            self._write_alone(pictures)
+
+    def _write_alone(self, pictures: bool) -> None:
         plan = self.plan_
         results, left = [], []
         for job in plan.jobs:
