@@ -2,6 +2,8 @@
 
 import json
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from ssfl.errors import ConfigError
 from ssfl.experiment import Quiet
 from ssfl.reproduce import StudyResult, load_study, reproduce, studies
 from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_duration
-from ssfl.reproduce.jobs import Job
+from ssfl.reproduce.jobs import Job, differences
+from ssfl.reproduce.locks import claimed
 from ssfl.reproduce.pages import collect, readme
 from ssfl.reproduce.results import Figure, Partition, Result, Unfinished, load_result
 from ssfl.reproduce.study import protocol_of
@@ -347,10 +350,12 @@ def test_results_of_two_machines_are_put_together(empty: StudyResult) -> None:
 def test_settings_are_named_where_they_are_not_the_studys(
     empty: StudyResult, tmp_path: Path
 ) -> None:
-    found = empty.model_copy(
-        update={"results": [result("plain", 0, 5, 0.1, settings=("local.lr=0.3",))]}
-    )
-    assert "| Plain (`local.lr=0.3`) |" in readme(found, tmp_path)
+    both = ("model.width=4", "local.lr=0.3"), ("model.width=4",)
+    runs = [result("plain", 0, 5, 0.1, settings=settings) for settings in both]
+    page = readme(empty.model_copy(update={"results": runs}), tmp_path)
+    assert "**Changed in every run:** `model.width=4`." in page
+    assert "| Plain (`local.lr=0.3`) |" in page
+    assert "| Plain |" in page
 
 
 def test_synthetic_images_are_named_and_not_compared(empty: StudyResult, tmp_path: Path) -> None:
@@ -377,6 +382,69 @@ def test_results_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"version": 1}')
     with pytest.raises(Exception, match=r"results\.json cannot be read"):
         load_result(tmp_path / "results.json")
+
+
+def test_a_search_is_sorted_best_first_and_set_against_its_baseline(
+    empty: StudyResult, tmp_path: Path
+) -> None:
+    study = empty.study.model_copy(
+        update={"figures": ("global_knn",), "sort": "global_knn", "baseline": "plain"}
+    )
+    arms = tuple(
+        study.arms[0].model_copy(update={"name": name, "label": name, "figures": (), "paper": {}})
+        for name in ("plain", "worse", "better")
+    )
+    runs = [("plain", 5, 0.5), ("worse", 5, 0.4), ("better", 5, 0.75), ("better", 9, 0.3)]
+    results = [
+        Result(arm=a, seed=0, rounds=r, figures={"global_knn": Figure(value=v)}) for a, r, v in runs
+    ]
+    found = empty.model_copy(
+        update={"study": study.model_copy(update={"arms": arms}), "results": results}
+    )
+    shown = [(row.arm.name, row.rounds, row.gain) for row in found.rows()]
+    assert shown == [
+        ("better", 9, None),  # of other rounds than the baseline: not compared
+        ("better", 5, pytest.approx(0.25)),
+        ("plain", 5, None),
+        ("worse", 5, pytest.approx(-0.1)),
+    ]
+    page = readme(found, tmp_path)
+    assert "| figure | ours | against plain | rounds | seeds |" in page
+    assert "| worse | kNN (Θ) | 0.4000 | −0.1000 |" in page
+
+
+# Several processes
+
+
+def test_two_processes_share_a_study_and_neither_loses_the_others_results(
+    whole: Whole, tmp_path: Path
+) -> None:
+    """Started at once on the same folder: each run is made once, and one table has all of them."""
+    program = (
+        "import sys; from ssfl.reproduce import reproduce; "
+        "reproduce(sys.argv[1], rounds=2, seeds=1, out=sys.argv[2], timing=False)"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", program, whole.study, tmp_path]) for _ in range(2)
+    ]
+    assert [process.wait(timeout=300) for process in both] == [0, 0]
+    found = load_result(tmp_path / "tiny" / "results.json")
+    assert found is not None
+    assert figures(found) == {k: v for k, v in figures(whole.result).items() if k[1] == 0}
+    assert not found.unfinished
+    for run in (tmp_path / "tiny" / "runs").glob("*-seed*/metrics.jsonl"):
+        rounds = [json.loads(line) for line in run.read_text().splitlines()]
+        assert [row["round"] for row in rounds if row["kind"] == "round"] == [0, 1]
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(whole: Whole, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"rounds": 2, "seeds": 1, "out": tmp_path, "timing": False}
+    seen = Seen()
+    with claimed(tmp_path / "tiny" / "runs" / ".plain-seed0.lock") as mine:
+        assert mine
+        found = reproduce(whole.study, watch=seen, arms=["plain"], **common)
+    assert not seen.begun
+    assert [u.why for u in found.unfinished] == ["another process is at it"]
 
 
 # The studies that come with the package
@@ -455,6 +523,21 @@ def test_batches_go_from_8_to_512_true_and_accumulated() -> None:
     ]
 
 
+def test_the_search_changes_one_thing_at_a_time() -> None:
+    study = studies()["search"]
+    base, *others = (study.config(arm, name="x", seed=0, rounds=None) for arm in study.arms)
+    changed = [set(differences(base, other)) for other in others]
+    for keys in changed:
+        assert len(keys - {"local.lr", "server.optimizer"}) <= 1
+        assert keys
+    assert {c.local.batch for c in others} == {32, 64, 128, 256}
+    every = set().union(*changed)
+    assert every >= {
+        *("local.lr", "local.keep_momentum", "local.schedule", "local.weight_decay"),
+        *("local.epochs", "local.predictor_rate", "server.optimizer"),
+    }
+
+
 @pytest.mark.parametrize(("arm", "share"), [("supervised-1", 0.01), ("supervised-10", 0.1)])
 def test_supervised_clients_have_the_labels_that_the_classifier_on_ssfl_gets(
     arm: str, share: float
@@ -486,6 +569,8 @@ def test_supervised_clients_have_the_labels_that_the_classifier_on_ssfl_gets(
         (('name = "plain"', 'name = "personal"'), "two arms have the same name"),
         (("{ global_federated_linear", "{ global_knn"), "a paper value of no figure: global_knn"),
         (("repeats =", "repeat ="), "repeats: Field required"),
+        (("rounds = 800", 'rounds = 800\nbaseline = "simple"'), "there is no 'simple'"),
+        (("rounds = 800", 'rounds = 800\nsort = "personal_knn"'), "plain has no personal_knn"),
     ],
 )
 def test_a_study_that_does_not_hold_together_is_refused(

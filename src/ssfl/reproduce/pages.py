@@ -10,7 +10,7 @@ from ssfl.errors import DataError
 from ssfl.files import write_text
 from ssfl.report.words import duration
 from ssfl.reproduce.results import Result, Row, StudyResult, load_result
-from ssfl.reproduce.study import HEALTH, figure_title, studies
+from ssfl.reproduce.study import HEALTH, Study, figure_title, studies
 
 _NONE = "–"
 
@@ -48,7 +48,10 @@ def _body(found: StudyResult, folder: Path, prefix: str) -> list[str]:
         )
     rows = found.rows()
     if rows:
-        parts.append(table(rows, found.study.rounds))
+        common = found.common_settings()
+        if common:
+            parts.append(f"**Changed in every run:** {', '.join(f'`{s}`' for s in common)}.")
+        parts.append(table(rows, found.study, common))
         parts.append(
             "Figures of the last round, never the best; ± is the standard deviation over seeds, "
             "*over clients* that between clients of a run."
@@ -73,40 +76,38 @@ def _pictures(folder: Path, prefix: str) -> list[str]:
     return [f"![{path.stem.replace('_', ' ')}]({prefix}{path.name})" for path in paths]
 
 
-def table(rows: Sequence[Row], paper_rounds: int) -> str:
-    """Paper, ours, difference; the rounds in every row."""
+def table(rows: Sequence[Row], study: Study, common: Sequence[str] = ()) -> str:
+    """Paper, ours, difference, as far as there are any; the rounds in every row."""
+    paper = any(row.paper is not None for row in rows)
     spread = any(row.client_std is not None for row in rows)
-    heads = ["", "figure", "paper", "ours", "difference", "rounds", "seeds"]
-    lines = [heads + (["over clients"] if spread else [])]
-    lines.append(["---", "---", *["---:"] * (len(lines[0]) - 2)])
+    heads = ["", "figure", *["paper"] * paper, "ours", *["difference"] * paper]
+    if study.baseline:
+        heads.append(f"against {study.arm(study.baseline).label}")
+    heads += ["rounds", "seeds", *["over clients"] * spread]
+    lines = [heads, ["---", "---", *["---:"] * (len(heads) - 2)]]
     last = None
     for row in rows:
-        label = _label(row)
-        line = [
-            "" if label == last else label,
-            figure_title(row.figure),
-            _number(row.paper, row.figure),
-            _ours(row),
-            _NONE if row.difference is None else f"{row.difference:+.4f}".replace("-", "−"),
-            _rounds(row, paper_rounds),
-            str(len(row.seeds)),
-        ]
-        if spread:
-            line.append("" if row.client_std is None else f"± {row.client_std:.4f}")
+        label = _label(row, common)
+        line = ["" if label == last else label, figure_title(row.figure)]
+        line += [_number(row.paper, row.figure)] * paper
+        line += [_ours(row), *[_signed(row.difference, row.figure)] * paper]
+        line += [_signed(row.gain, row.figure)] * bool(study.baseline)
+        line += [_rounds(row, study.rounds), str(len(row.seeds))]
+        line += ["" if row.client_std is None else f"± {row.client_std:.4f}"] * spread
         lines.append(line)
         last = label
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _label(row: Row) -> str:
-    more = [f"`{setting}`" for setting in row.settings]
+def _label(row: Row, common: Sequence[str]) -> str:
+    more = [f"`{setting}`" for setting in row.settings if setting not in common]
     more += ["*synthetic*"] if row.synthetic else []
     return row.arm.label + (f" ({', '.join(more)})" if more else "")
 
 
 def _ours(row: Row) -> str:
     text = _number(row.mean, row.figure)
-    return text if row.std is None else f"{text} ± {row.std:.4f}"
+    return text if row.std is None else f"{text} ± {_number(row.std, row.figure)}"
 
 
 def _rounds(row: Row, paper: int) -> str:
@@ -120,6 +121,13 @@ def _number(value: float | None, figure: str) -> str:
     if value is None:
         return _NONE
     return f"{value:.2f}" if figure in HEALTH else f"{value:.4f}"
+
+
+def _signed(value: float | None, figure: str) -> str:
+    if value is None:
+        return _NONE
+    text = f"{value:+.2f}" if figure in HEALTH else f"{value:+.4f}"
+    return text.replace("-", "−")
 
 
 def _left(found: StudyResult) -> list[str]:

@@ -64,9 +64,9 @@ def _curves(found: StudyResult, path: Path) -> None:
     many = len(groups) > 6
     with _axes(path, 11.5, 4.6 + 0.22 * (len(groups) // 3 if many else 0), 2) as (left, right):
         for index, (label, group) in enumerate(groups.items()):
-            colour = COLOURS[index % len(COLOURS)]
-            _band(left, group, _indicator(found, group[0]), label, colour)
-            _band(right, group, "loss", label, colour)
+            look = _look(index)
+            _band(left, group, _indicator(found, group[0]), label, look)
+            _band(right, group, "loss", label, look)
         shown = {_indicator(found, group[0]) for group in groups.values()}
         whose = {"knn_mean": ", mean over clients", "knn_global": " of Θ"}
         left.set_title("kNN accuracy" + (whose[shown.pop()] if len(shown) == 1 else ""))
@@ -86,11 +86,13 @@ def _groups(found: StudyResult) -> dict[str, list[Result]]:
     """Runs that make one line, by its label; rounds are named where they are not all the same."""
     rounds = {result.rounds for result in found.results}
     groups: dict[str, list[Result]] = defaultdict(list)
+    common = found.common_settings()
     for arm in found.study.arms:
         for result in found.results:
             if result.arm == arm.name:
                 more = [f"{result.rounds} rounds"] if len(rounds) > 1 else []
-                more += [*result.settings, *(["synthetic"] if result.synthetic else [])]
+                more += [s for s in result.settings if s not in common]
+                more += ["synthetic"] if result.synthetic else []
                 label = arm.label + (f" ({', '.join(more)})" if more else "")
                 groups[label].append(result)
     return groups
@@ -102,7 +104,16 @@ def _indicator(found: StudyResult, result: Result) -> str:
     return "knn_mean" if personal else "knn_global"
 
 
-def _band(axes: Any, group: Sequence[Result], figure: str, label: str, colour: str) -> None:
+def _look(index: int) -> dict[str, Any]:
+    """A colour, and with many lines a dash, of one's own."""
+    dashes = ("-", "--", ":")
+    turn = index // len(COLOURS) % len(dashes)
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes[turn]}
+
+
+def _band(
+    axes: Any, group: Sequence[Result], figure: str, label: str, look: dict[str, Any]
+) -> None:
     """The mean over seeds, and from the lowest to the highest."""
     points: dict[float, list[float]] = defaultdict(list)
     for result in group:
@@ -112,10 +123,10 @@ def _band(axes: Any, group: Sequence[Result], figure: str, label: str, colour: s
                 points[x].append(y)
     xs = sorted(points)
     means = [sum(points[x]) / len(points[x]) for x in xs]
-    axes.plot(xs, means, color=colour, linewidth=1.8, label=label, solid_capstyle="round")
+    axes.plot(xs, means, **look, linewidth=1.8, label=label, solid_capstyle="round")
     if len(group) > 1:
         low, high = [min(points[x]) for x in xs], [max(points[x]) for x in xs]
-        axes.fill_between(xs, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(xs, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def _figures(rows: Sequence[Row], found: StudyResult, path: Path) -> None:
@@ -145,10 +156,13 @@ def _figures(rows: Sequence[Row], found: StudyResult, path: Path) -> None:
                     markeredgecolor=INK, zorder=2,
                 )  # fmt: skip
         axes.set_yticks(range(len(rows)))
-        axes.set_yticklabels([_row_label(row, found.study.rounds) for row in rows], fontsize=10)
+        lengths = {row.rounds for row in rows}
+        labels = [_row_label(row, found, len(lengths) > 1) for row in rows]
+        axes.set_yticklabels(labels, fontsize=10)
         axes.set_ylim(len(rows) - 0.4, -0.7)
         axes.grid(visible=True, axis="x")
-        axes.set_xlabel("accuracy")
+        after = f" after {rows[0].rounds} rounds" if len(lengths) == 1 else ""
+        axes.set_xlabel(f"accuracy{after}")
         axes.set_title(found.study.title)
         _keys(axes, names, any(row.paper is not None for row in rows), found.study.rounds)
 
@@ -171,9 +185,10 @@ def _keys(axes: Any, names: Sequence[str], paper: bool, rounds: int) -> None:
     )
 
 
-def _row_label(row: Row, paper_rounds: int) -> str:
-    more = [*row.settings, *(["synthetic"] if row.synthetic else [])]
-    if row.rounds != paper_rounds:
+def _row_label(row: Row, found: StudyResult, with_rounds: bool) -> str:
+    common = found.common_settings()
+    more = [s for s in row.settings if s not in common] + ["synthetic"] * row.synthetic
+    if with_rounds:
         more.append(f"{row.rounds} rounds")
     return row.arm.label + (f"\n{', '.join(more)}" if more else "")
 

@@ -8,6 +8,7 @@ count once.
 import csv
 import io
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -120,6 +121,8 @@ class Row(Section):
     paper: float | None
     client_std: float | None
     """Spread over clients, the mean over seeds."""
+    gain: float | None = None
+    """Beyond the study's baseline, of the same rounds and settings."""
 
     @property
     def mean(self) -> float:
@@ -157,7 +160,28 @@ class StudyResult(Section):
                     groups.setdefault(key, []).append(result)
             for _, group in sorted(groups.items()):
                 found += self._rows_of(arm, sorted(group, key=lambda r: r.seed))
-        return found
+        found = self._compared(found)
+        return self._best_first(found) if self.study.sort else found
+
+    def _compared(self, rows: list[Row]) -> list[Row]:
+        """With what each gains over the baseline."""
+        base = {_setting(r): r.mean for r in rows if r.arm.name == self.study.baseline}
+        return [
+            row.model_copy(update={"gain": row.mean - base[_setting(row)]})
+            if _setting(row) in base and row.arm.name != self.study.baseline
+            else row
+            for row in rows
+        ]
+
+    def _best_first(self, rows: list[Row]) -> list[Row]:
+        """Most rounds first: figures of other rounds are not to be mixed; then the best arms."""
+        key = self.study.sort
+        best = {(r.arm.name, _setting(r)[1:]): r.mean for r in rows if r.figure == key}
+
+        def place(row: Row) -> tuple[float, float]:
+            return -row.rounds, -best.get((row.arm.name, _setting(row)[1:]), -math.inf)
+
+        return sorted(rows, key=place)
 
     def _rows_of(self, arm: Arm, group: Sequence[Result]) -> Iterable[Row]:
         for figure in self.study.figures_of(arm):
@@ -176,6 +200,11 @@ class StudyResult(Section):
                 paper=arm.paper.get(figure),
                 client_std=statistics.fmean(spread) if spread else None,
             )
+
+    def common_settings(self) -> tuple[str, ...]:
+        """What every run was given beyond the study's own: to be said once, not in every row."""
+        first, *others = self.results or [Result(arm="", seed=0, rounds=1, figures={})]
+        return tuple(s for s in first.settings if all(s in r.settings for r in others))
 
     def not_run(self) -> list[Arm]:
         """Arms of which nothing is known."""
@@ -252,6 +281,11 @@ class StudyResult(Section):
         writer.writeheader()
         writer.writerows(lines)
         return text.getvalue()
+
+
+def _setting(row: Row) -> tuple[Any, ...]:
+    """What two rows must share to be compared."""
+    return row.figure, row.rounds, row.settings, row.synthetic
 
 
 def _short_lists(text: str) -> str:

@@ -122,6 +122,10 @@ class Study(Section):
     """Seeds that are run unless told otherwise."""
     figures: tuple[str, ...] = ()
     """The figures that count, for arms that name none."""
+    sort: str = ""
+    """The figure by which tables are sorted, best first; the order of the arms if not given."""
+    baseline: str = ""
+    """The arm that all others are compared with, in a column of its own."""
     options: ProtocolOptions = ProtocolOptions()
     """How runs are evaluated."""
     pictures_only: bool = False
@@ -143,6 +147,10 @@ class Study(Section):
                     raise ValueError(f"arm {arm.name}: unknown figure '{figure}'")
             if foreign := set(arm.paper) - set(figures):
                 raise ValueError(f"arm {arm.name} has a paper value of no figure: {foreign.pop()}")
+            if self.sort and self.sort not in figures:
+                raise ValueError(f"arm {arm.name} has no {self.sort} to be sorted by")
+        if self.baseline and self.baseline not in names:
+            raise ValueError(f"the baseline is an arm, and there is no '{self.baseline}'")
         for line in self.axis.lines if self.axis else ():
             for point in line.points:
                 if point.arm not in names or point.figure not in self.figures_of(
@@ -190,7 +198,10 @@ def studies() -> dict[str, Study]:
     """The studies that come with the package, in the paper's order."""
     folder = resources.files("ssfl") / "studies"
     names = [e.name.removesuffix(".toml") for e in folder.iterdir() if e.name.endswith(".toml")]
-    order = ("table1", "table2", "methods", "batch-size", "alpha", "protocol", "table3")
+    order = [
+        *("table1", "table2", "methods", "batch-size", "alpha", "protocol", "table3"),
+        *("partition", "backbones", "labels", "search", "rates"),
+    ]
     names.sort(key=lambda name: (order.index(name) if name in order else len(order), name))
     return {name: load_study(name)[1] for name in names}
 
