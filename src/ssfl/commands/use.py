@@ -137,7 +137,7 @@ def _need_pyarrow() -> None:
         import pyarrow  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "writing Parquet needs pyarrow: install it with `pip install pyarrow`, or write .npy"
+            "writing Parquet needs pyarrow: `pip install 'ssfl[parquet]'`, or write .npy"
         ) from None
 
 
