@@ -8,6 +8,7 @@ import queue
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import cached_property
 from pathlib import Path
 
 from ssfl.config import Config
@@ -30,6 +31,11 @@ class LocalCommunicator:
         return self._hosts[0].clients()
 
     def sizes(self) -> Sequence[int]:
+        return self._sizes
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        """Counted once: a round may ask ten clients out of ten thousand."""
         data = self._hosts[0].data
         return [data.size(client) for client in data.clients()]
 

@@ -49,7 +49,9 @@ class StateStore:
             return state
 
     def put(self, client: int, rounds: int, state: ClientState) -> None:
-        """Remember `state` as the client's after `rounds` completed rounds."""
+        """Remember `state`, if anything is in it, as the client's after `rounds` rounds."""
+        if not state.tensors():
+            return
         with self._lock:
             self._hold(client, rounds, state)
             self._unsaved.add((client, rounds))
