@@ -16,6 +16,7 @@ from ssfl.algorithms.learner import effective_steps
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.messages import Joint, Reply
 from ssfl.federation.options import ServerOptions
+from ssfl.federation.spares import Spares
 from ssfl.models.flat import Layout
 
 
@@ -63,6 +64,7 @@ class Aggregator:
         if expected <= 0:
             raise FederationError("the clients of a round hold no images between them")
         self.expected = expected
+        self.spares = Spares()  # a server lends its own, round after round
         self.weight = 0.0
         self.count = 0
         self._delta: Tensor | None = None
@@ -113,8 +115,9 @@ class Aggregator:
 
     def _fold(self, delta: Tensor, control: Tensor | None, share: float) -> None:
         if self._delta is None:
-            self._delta = torch.zeros_like(delta)
-        self._delta.add_(delta, alpha=share)
+            self._delta = torch.mul(delta, share, out=self.spares.take(delta))
+        else:
+            self._delta.add_(delta, alpha=share)
         if control is not None:
             if self._control is None:
                 self._control = torch.zeros_like(control)

@@ -25,6 +25,7 @@ from ssfl.federation.messages import Failure, Reply, Task, TaskKind
 from ssfl.federation.options import ServerOptions
 from ssfl.federation.samplers import build_sampler
 from ssfl.federation.server_optimizers import build_server_optimizer
+from ssfl.federation.spares import Spares
 from ssfl.models.flat import Layout
 from ssfl.seeding import numpy_generator
 
@@ -81,6 +82,7 @@ class Server:
         self._sampler = build_sampler(options)
         self._optimizer = build_server_optimizer(options, layout)
         self._admission = Admission(options.max_norm_ratio)
+        self._spares = Spares()
         self._control = (
             torch.zeros(layout.trainable, device=theta.device)
             if local.correction == "scaffold"
@@ -110,6 +112,7 @@ class Server:
             sum(size_of[client] for client in asked),
             momentum=self._local.momentum,
         )
+        aggregator.spares = self._spares
         report = RoundReport(task.round, task.rate, len(asked))
         self._admission.open_round()
         self._collect(task, asked, wanted, aggregator, report, on_reply)
