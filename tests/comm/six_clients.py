@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import ssfl.comm.ray
 import ssfl.experiment
 from ssfl.config import Config, parse
 from ssfl.data.federated import FederatedData
@@ -160,37 +161,30 @@ class RecordedWorld:
         self._world.Bcast(content, root)
 
 
-def join_ray(environment: dict[str, str]) -> None:
-    """What a Ray worker does before anything else, where `RAY_HOOK` puts it on its path."""
-    bad_days(environment)
-    if folder := environment.get("RECORD"):
-        record_ray(Path(folder))
+class Worker(ssfl.comm.ray.Worker):
+    """A Ray worker with bad days, whose words are written down."""
+
+    def open(self, folder: str, registered: ssfl.comm.ray.Registered) -> str:
+        bad_days(dict(os.environ))
+        complaint = super().open(folder, registered)
+        self._note(complaint.encode())
+        return complaint
+
+    def handle(self, client: int, number: int, header: bytes, *vectors: Any) -> tuple[Any, ...]:
+        reply = super().handle(client, number, header, *vectors)
+        self._note(*reply)
+        return reply
+
+    def _note(self, *said: Any) -> None:
+        if folder := os.environ.get("RECORD"):
+            with (Path(folder) / f"worker-{os.getpid()}").open("ab") as file:
+                file.writelines(said)
 
 
-RAY_HOOK = """import os, sys
-if any(argument.endswith("default_worker.py") for argument in sys.orig_argv):
-    import six_clients
-    six_clients.join_ray(dict(os.environ))
-"""
+def use_our_ray_workers() -> None:
+    import six_clients  # by this name, under which the workers' processes find it as well
 
-
-def record_ray(folder: Path) -> None:
-    from functools import wraps
-
-    from ssfl.comm.ray import Worker
-
-    def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def call(*arguments: Any) -> Any:
-            said = method(*arguments)
-            with (folder / f"worker-{os.getpid()}").open("ab") as file:
-                for part in said if isinstance(said, tuple) else (said.encode(),):
-                    file.write(part)
-            return said
-
-        return call
-
-    Worker.open, Worker.handle = recorded(Worker.open), recorded(Worker.handle)
+    ssfl.comm.ray.Worker = six_clients.Worker
 
 
 def record_mpi(folder: Path) -> None:
@@ -214,7 +208,9 @@ def _pair(environment: dict[str, str], name: str) -> tuple[int, float]:
 
 def main(transport: str, folder: str, *settings: str) -> None:
     bad_days(dict(os.environ))
-    if (folder_of_record := os.environ.get("RECORD")) and transport == "mpi":
+    if transport == "ray":
+        use_our_ray_workers()
+    elif folder_of_record := os.environ.get("RECORD"):
         record_mpi(Path(folder_of_record))
     if settings == ("--resume",):
         ssfl.experiment.resume(folder, comm=transport)

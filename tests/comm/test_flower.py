@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -251,9 +252,11 @@ def test_a_site_that_sums_sends_one_vector_a_round_and_nobodys_own(quiet, summed
         assert updates[client] in single
         assert updates[client][:400] not in joint
         assert updates[client][-400:] not in joint
-    size = len(updates[0])
-    assert joint.count(b'"vectors":{"delta"') == 2 * 3  # to its SuperNode, and on, three rounds
-    assert 2 * 3 * size < len(joint) < len(single) - 2 * 5 * size
+    headers = {*re.findall(rb'\{"version":1,[^{}]*\{"delta":\d+\}.*?"joint":\{.*?\}\}', joint)}
+    assert sorted(json.loads(header)["round"] for header in headers) == [0, 1, 2]
+    assert {tuple(json.loads(header)["joint"]["clients"]) for header in headers} <= {
+        *permutations(SITES["north"])
+    }
 
 
 def test_personal_states_stay_at_their_sites(quiet):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from six_clients import (
-    RAY_HOOK,
     assert_free_of_data,
     assert_same_bits,
     bad_days,
@@ -37,10 +36,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 def start(folder: Path, *settings: str, **environment: str) -> subprocess.Popen[str]:
     """A run in `folder`; its workers have what the environment brings in store for them."""
-    hooks = folder.parent / "hooks"
-    hooks.mkdir()
-    (hooks / "sitecustomize.py").write_text(RAY_HOOK)
-    paths = os.pathsep.join([str(hooks), str(SCRIPT.parent), *filter(None, sys.path)])
+    paths = os.pathsep.join([str(SCRIPT.parent), *filter(None, sys.path)])
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), "ray", str(folder), "device.workers=2", *settings],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **environment},
