@@ -138,16 +138,15 @@ def test_ctrl_c_saves_what_was_done_and_the_run_resumes_to_the_same_end(tmp_path
 def test_a_slow_client_and_a_broken_one_cost_their_own_updates_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ("server.rounds=2", "server.deadline=5")
-    done = mpi(3, tmp_path / "run", *settings, SLOW="2:7", BROKEN="4")
+    settings = ("server.rounds=1", "server.deadline=10")
+    done = mpi(3, tmp_path / "run", *settings, SLOW="2:12", BROKEN="4")
     assert done.returncode == 0, done.stderr
-    assert [row["failures"] for row in rows(Run(tmp_path / "run"))] == [
-        {"deadline": 1, "error": 1}
-    ] * 2
+    (row,) = rows(Run(tmp_path / "run"))
+    assert row["failures"] == {"deadline": 1, "error": 1}
     monkeypatch.setattr(Client, "_train", Client._train)  # what bad_days does is undone
     bad_days({"BROKEN": "4"})
     bad_days({"BROKEN": "2"})
-    without = train(recipe(server={"rounds": 2}), out=tmp_path / "without")
+    without = train(recipe(server={"rounds": 1}), out=tmp_path / "without")
     assert torch.equal(outcome(Run(tmp_path / "run"))[0], outcome(without)[0])
 
 

@@ -93,17 +93,16 @@ def test_two_workers_end_with_the_same_bits_as_one_process_quietly_and_leave_not
 def test_a_slow_client_and_a_broken_one_cost_their_own_updates_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ("server.rounds=2", "server.deadline=8")
-    driver = start(tmp_path / "run", *settings, SLOW="2:30", BROKEN="4")
+    settings = ("server.rounds=1", "server.deadline=16")
+    driver = start(tmp_path / "run", *settings, SLOW="2:60", BROKEN="4")
     _, err = driver.communicate(timeout=240)
     assert driver.returncode == 0, err
-    assert [row["failures"] for row in rows(Run(tmp_path / "run"))] == [
-        {"deadline": 1, "error": 1}
-    ] * 2
+    (row,) = rows(Run(tmp_path / "run"))
+    assert row["failures"] == {"deadline": 1, "error": 1}
     monkeypatch.setattr(Client, "_train", Client._train)  # what bad_days does is undone
     bad_days({"BROKEN": "4"})
     bad_days({"BROKEN": "2"})
-    without = train(recipe(server={"rounds": 2}), out=tmp_path / "without")
+    without = train(recipe(server={"rounds": 1}), out=tmp_path / "without")
     assert torch.equal(outcome(Run(tmp_path / "run"))[0], outcome(without)[0])
 
 
