@@ -208,7 +208,7 @@ def _against(axis: Axis, rows: Sequence[Row], found: StudyResult, path: Path) ->
             axes.errorbar(
                 [x for x, _ in shown],
                 [row.mean for _, row in shown],
-                yerr=[row.std or 0.0 for _, row in shown],
+                yerr=[row.std or 0.0 for _, row in shown] if any(r.std for _, r in shown) else None,
                 fmt="o-",
                 color=COLOURS[index % len(COLOURS)],
                 linewidth=1.8,
