@@ -135,8 +135,9 @@ class Row(Section):
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's; synthetic images have nothing to be compared with."""
-        return None if self.paper is None or self.synthetic else self.mean - self.paper
+        """Ours less the paper's; on other images than the paper's there is nothing to compare."""
+        other = self.synthetic or any(s.startswith("data.source") for s in self.settings)
+        return None if self.paper is None or other else self.mean - self.paper
 
 
 class StudyResult(Section):
