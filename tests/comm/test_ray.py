@@ -94,7 +94,7 @@ def test_a_slow_client_and_a_broken_one_cost_their_own_updates_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = ("server.rounds=1", "server.deadline=16")
-    driver = start(tmp_path / "run", *settings, SLOW="2:60", BROKEN="4")
+    driver = start(tmp_path / "run", *settings, SLOW="2:20", BROKEN="4")
     _, err = driver.communicate(timeout=240)
     assert driver.returncode == 0, err
     (row,) = rows(Run(tmp_path / "run"))
