@@ -28,7 +28,9 @@ METHODS = {
     "swav": ("projector_width=64", "projection_width=32", "prototypes=30"),
 }
 RATES = {"simclr": 0.3}  # 0.1 for the others
-VARIANTS = {"maml-ssfl second-order": ("maml-ssfl", "algorithm.second_order=true")}
+# Through SwAV's sharp softmax, gradients of gradients run away at this rate unless they are cut.
+SECOND_ORDER = ("maml-ssfl", "algorithm.second_order=true", "local.max_gradient=2")
+VARIANTS = {"maml-ssfl second-order": SECOND_ORDER}
 
 
 def configuration(algorithm: str, method: str, *more: str) -> Config:

@@ -42,50 +42,20 @@ def test_an_anchor_and_a_drift_add_to_the_gradient_by_hand():
     assert learner.flat.trainable.item() == pytest.approx(0.86)
 
 
-def test_a_gradient_beyond_the_methods_limit_is_shortened_by_hand():
+def test_a_gradient_beyond_the_limit_is_shortened_by_hand():
     for limit, after in ((2.0, 5.0 - 0.1 * (2.0 + 0.3)), (6.0, 5.0 - 0.1 * (5.0 + 0.3))):
-        learner = learner_at(5.0)
-        learner.method.gradient_limit = limit
+        learner = learner_at(5.0, PLAIN.model_copy(update={"max_gradient": limit}))
         learner.drift = torch.tensor([0.3])  # SCAFFOLD's share is not the loss's, and not cut
         descend(learner, 0.0)  # the loss's own gradient is 5
         assert learner.flat.trainable.item() == pytest.approx(after)
 
 
 def test_an_inner_step_keeps_to_the_limit_too():
-    learner = learner_at(5.0)
-    learner.method.gradient_limit = 2.0
+    learner = learner_at(5.0, PLAIN.model_copy(update={"max_gradient": 2.0}))
     weights = learner.weights()
     loss = learner.loss(learner(numbers(0.0), weights))
     (adapted,) = learner.inner_step(weights, loss, second_order=False).values()
     assert adapted.item() == pytest.approx(5.0 - 0.1 * 2.0)
-
-
-@pytest.mark.parametrize(
-    ("rate", "after"),
-    [
-        # w′ = 1 − β; ∇ there is w′, and here w′ (1 − β)
-        (0.5, 1.0 - 0.5 * 0.25),
-        (3.0, 1.0 - 3.0 * 4.0),  # twice as long, which is allowed
-        (5.0, 1.0 - 5.0 * 8.0),  # 16, four times as long as −4: cut to twice
-    ],
-)
-def test_a_gradient_through_an_inner_step_is_exact_unless_the_step_overshot(rate, after):
-    learner = learner_at(1.0)
-    learner.rate.fill_(rate)
-    weights = learner.weights()
-    inner = learner.loss(learner(numbers(0.0), weights))
-    adapted = learner.inner_step(weights, inner, second_order=True)
-    learner.descend(learner.loss(learner(numbers(0.0), adapted)), through=adapted)
-    assert learner.flat.trainable.item() == pytest.approx(after)
-
-
-def test_a_loss_without_slope_moves_nothing_through_an_inner_step():
-    learner = learner_at(0.0)
-    weights = learner.weights()
-    inner = learner.loss(learner(numbers(0.0), weights))
-    adapted = learner.inner_step(weights, inner, second_order=True)
-    learner.descend(learner.loss(learner(numbers(0.0), adapted)), through=adapted)
-    assert learner.flat.trainable.item() == 0
 
 
 def test_reset_forgets_the_last_client_in_place():

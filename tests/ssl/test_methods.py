@@ -11,6 +11,7 @@ from ssfl.algorithms.base import Models
 from ssfl.algorithms.learner import Learner
 from ssfl.algorithms.maml_ssfl import MAMLSSFL, MAMLSSFLOptions
 from ssfl.algorithms.options import LocalOptions
+from ssfl.config import load_config
 from ssfl.models.backbones import Backbone
 from ssfl.models.flat import FlatModel, Kind
 from ssfl.models.heads import Layer, mlp
@@ -267,14 +268,12 @@ def test_second_order_gradients_pass_through_an_inner_step(make, batch, name) ->
 
 @pytest.mark.parametrize("second_order", [False, True])
 @pytest.mark.parametrize("limited", [True, False])
-def test_only_its_limit_keeps_vicreg_finite_once_projections_are_absurdly_long(
+def test_only_a_limit_keeps_vicreg_finite_once_projections_are_absurdly_long(
     make, batch, second_order, limited
 ) -> None:
     """Its loss grows with the fourth power of z: from 10⁵ on, steps go from bad to infinite."""
     method = make("vicreg")
-    if not limited:
-        method.gradient_limit = None
-    learner = Learner(method, LocalOptions(batch=2))
+    learner = Learner(method, LocalOptions(batch=2, max_gradient=10 if limited else 0))
     learner.rate.fill_(0.1)
     with torch.no_grad():
         method.projector[-1].weight.mul_(1e5)
@@ -285,7 +284,7 @@ def test_only_its_limit_keeps_vicreg_finite_once_projections_are_absurdly_long(
     assert bool(learner.flat.vector.isfinite().all()) is limited
 
 
-def test_usual_gradients_of_vicreg_are_far_below_its_limit(make, batch) -> None:
+def test_usual_gradients_of_vicreg_are_far_below_its_recipes_limit(make, batch) -> None:
     learner = Learner(make("vicreg"), LocalOptions())
     learner.loss(learner(batch(32))).backward()
-    assert 0 < learner.flat.gradient.norm() < learner.method.gradient_limit / 2
+    assert 0 < learner.flat.gradient.norm() < load_config("vicreg").local.max_gradient / 2

@@ -19,11 +19,6 @@ from ssfl.ssl.base import Batch, Method, Outputs
 Weights = dict[str, Tensor]
 Forward = Callable[[Batch, Weights | None], Outputs]
 
-STRETCH = 2.0
-"""How much longer a gradient may grow on its way back through inner steps. They multiply it by
-I − β∇²L, which lengthens nothing as long as inner steps go downhill (β times the curvature at most
-2). Where they overshoot it grows by the overshoot, and following it would overshoot by as much."""
-
 
 class Learner:
     """A model and its SGD with momentum, both flat.
@@ -65,30 +60,15 @@ class Learner:
             return outputs
         return functional_call(self.method, weights, (batch,))  # type: ignore[no-any-return]
 
-    def descend(
-        self,
-        loss: Tensor,
-        *,
-        anchor: Tensor | None = None,
-        pull: float = 0.0,
-        through: Weights | None = None,
-    ) -> None:
-        """θ ← θ − β ∇(loss + pull/2 ‖θ − anchor‖²), once all micro-batches of the step are in.
-
-        `through` are the weights that inner steps led to, where the loss is to be differentiated
-        through these steps.
-        """
+    def descend(self, loss: Tensor, *, anchor: Tensor | None = None, pull: float = 0.0) -> None:
+        """θ ← θ − β ∇(loss + pull/2 ‖θ − anchor‖²), once all micro-batches of the step are in."""
         self.disturbed = True
-        loss = loss * self.share
-        if through is None:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            self._backward_through(loss, through)
+        (loss * self.share).backward()  # type: ignore[no-untyped-call]
         if not self.last:
             return
         with torch.no_grad():
             gradient = self.flat.gradient
-            if self.method.gradient_limit is not None:
+            if self._options.max_gradient:
                 gradient.mul_(self._shortening([gradient]))
             if self.drift is not None:
                 gradient.add_(self.drift)
@@ -123,28 +103,19 @@ class Learner:
         """θ' ← θ' − β ∇_θ' loss, differentiable through ∇ only if `second_order`."""
         gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=second_order)
         rate = self.rate
-        if self.method.gradient_limit is not None:
+        if self._options.max_gradient:
             rate = rate * self._shortening(gradients)
         return {
             name: weight - rate * gradient
             for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
         }
 
-    def _backward_through(self, loss: Tensor, reached: Weights) -> None:
-        """Add ∇_θ loss(θ′(θ)), cut to `STRETCH` times the length of ∇_θ′ loss."""
-        parameters = [self.method.get_parameter(name) for name in reached]
-        there = torch.autograd.grad(loss, list(reached.values()))
-        here = torch.autograd.grad(list(reached.values()), parameters, there)
-        share = STRETCH * _length(there) / _length(here).clamp(min=1e-300)  # no 0/0
-        with torch.no_grad():
-            for parameter, gradient in zip(parameters, here, strict=True):
-                assert parameter.grad is not None
-                parameter.grad.addcmul_(gradient, share.clamp(max=1).to(gradient.dtype))
-
     def _shortening(self, gradients: Sequence[Tensor]) -> Tensor:
-        """What brings a gradient, in parts, down to the method's limit; 1 if it is shorter."""
-        assert self.method.gradient_limit is not None
-        share: Tensor = self.method.gradient_limit / _length(gradients)
+        """What brings a gradient, in parts, down to the longest allowed; 1 if it is shorter."""
+        # In float64: the squares of a gradient that needs this may overflow.
+        norm = torch.linalg.vector_norm
+        parts = [norm(part.detach(), dtype=torch.float64) for part in gradients]
+        share: Tensor = self._options.max_gradient / norm(torch.stack(parts))
         return share.clamp(max=1).float()
 
     def mean_gradient(self, start: Tensor, steps: int) -> Tensor:
@@ -187,14 +158,6 @@ class Learner:
             if e.name.startswith(prefix) and e.kind in (Kind.WEIGHT, Kind.NORM)
         ]
         return (ranges[0].start, ranges[-1].stop) if ranges else None
-
-
-def _length(gradient: Sequence[Tensor]) -> Tensor:
-    """The Euclidean length of a gradient in parts; in float64, as squares soon overflow."""
-    norm = torch.linalg.vector_norm
-    parts = [norm(part.detach(), dtype=torch.float64) for part in gradient]
-    length: Tensor = norm(torch.stack(parts))
-    return length
 
 
 def effective_steps(steps: int, momentum: float) -> float:

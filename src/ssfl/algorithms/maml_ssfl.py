@@ -49,5 +49,5 @@ class MAMLSSFL(LASSFL):
 
         # Outer loop update
         loss = model.loss(model(batch, weights))
-        model.descend(loss, through=weights if self.second_order else None)
+        model.descend(loss)
         return (loss.detach(),)

@@ -25,6 +25,9 @@ class LocalOptions(Section):
     """SGD momentum."""
     weight_decay: float = Field(5e-4, ge=0)
     """SGD weight decay, on all parameters."""
+    max_gradient: float = Field(0.0, ge=0)
+    """Longest gradient of the loss that a step follows; longer ones are shortened to it, in inner
+    steps too (0: no limit)."""
     keep_momentum: bool = False
     """Keep each client's momentum from round to round instead of starting from zero."""
     predictor_rate: Literal["scheduled", "constant"] = "scheduled"

@@ -61,9 +61,6 @@ class Method(nn.Module):
     """Prefixes of tensors that never leave the client."""
     predictor_prefix: ClassVar[str | None] = None
     """Prefix of the predictor's tensors, for FedU and for a rate of its own."""
-    gradient_limit: float | None = None
-    """The longest gradient that a step follows; longer ones are shortened to it. For losses that
-    grow without bound, where one absurd step leads to the next."""
     wishes: ClassVar[ViewWishes] = ViewWishes()
     projector: nn.Module
     """Made by the method, between the backbone and the loss."""

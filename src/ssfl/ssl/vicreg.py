@@ -6,9 +6,8 @@ paper's equation sums s over features where its listing averages; the usual weig
 the listing's, so s is averaged here.
 
 c grows with the fourth power of z, which nothing normalises: a step that makes z ten times as long
-makes the next gradient a thousand times as long. Such steps do happen, above all in second-order
-MAML on small batches, where batch norm's curvature is large. Hence a limit on the gradient, a
-few times what training that goes well ever asks for.
+makes the next gradient a thousand times as long. Where that happens (second-order MAML on small
+batches, where batch norm bends most), set `local.max_gradient`, as the recipe `vicreg` does.
 """
 
 from typing import Literal
@@ -45,7 +44,6 @@ class VICReg(Method):
     """Backbone and a three-layer projector (the expander)."""
 
     Options = VICRegOptions
-    gradient_limit = 10.0
     wishes = ViewWishes(jitter=(0.4, 0.4, 0.2, 0.1), solarize=(0.0, 0.2))
 
     def __init__(self, backbone: Backbone, options: VICRegOptions) -> None:
