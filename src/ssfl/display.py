@@ -62,7 +62,7 @@ class Bars:
     def reply(self, reply: Reply) -> None:
         if self._progress is None:
             return
-        self._progress.advance(self._clients)
+        self._progress.advance(self._clients, len(reply.clients))
         if "loss" in reply.metrics:
             figures = f"client {reply.client} loss {reply.metrics['loss']:.3f}"
             self._progress.update(self._clients, figures=figures)

@@ -242,6 +242,8 @@ def _round_row(report: RoundReport) -> Row:
         "update_norm": report.update_norm,
         "asked": report.asked,
         "accepted": report.accepted,
+        "took_part": report.clients,
+        "received_bytes": report.received,
         "late": report.late,
         "failures": report.failures,
         "images": report.images,

@@ -219,10 +219,14 @@ class Server:
         return self._communicator.clients()
 
     def evaluate(self, clients: Sequence[int]) -> list[Reply]:
-        """Ask clients to judge their encoders; replies in the order asked, failures left out."""
+        """Ask clients to judge their encoders; replies in the order asked, failures left out.
+
+        A client that hangs is waited for no longer than in a round.
+        """
         task = self._task(TaskKind.EVALUATE)
-        replies = list(in_order(self._communicator.exchange(task, clients), clients))
-        return [reply for reply in replies if reply.failure is None]
+        replies = self._communicator.exchange(task, clients, self._options.deadline or None)
+        fresh = (reply for reply in replies if reply.round == task.round)
+        return [reply for reply in in_order(fresh, clients) if reply.failure is None]
 
     def _task(self, kind: TaskKind = TaskKind.TRAIN) -> Task:
         return Task(
