@@ -8,8 +8,9 @@ bare loop.
     python benchmarks/overhead.py [--rounds 15] [--profile] [--json overhead.json]
 
 There are two bare loops, both weighted averages of the clients' weights. *State dicts* is what one
-would write by hand, `load_state_dict` and a sum over named tensors; the limit is meant against
-it. *Flat* does the same on one vector, two operations per client: less cannot be done.
+would write by hand, `load_state_dict` and a sum over named tensors; the limit is read against it
+here, which is the kinder reading. *Flat* does the same on one vector, two operations per client:
+less cannot be done.
 
 A framework round is `Server.play_round` through the local communicator with one host, as in `ssfl
 train`: sampling, states, messages, admission, folding and the server optimizer are in; evaluation,

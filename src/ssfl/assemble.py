@@ -26,7 +26,7 @@ from ssfl.ssl import METHODS
 from ssfl.ssl.base import Method
 
 IMAGES_IN_FLIGHT = 256
-"""Images (of all workers' batches together) that keep a GPU busy."""
+"""Images, of all workers' batches together, meant to keep a GPU busy. A guess: not measured yet."""
 
 
 def load_federated(config: Config, *, progress: bool = False) -> FederatedData:
