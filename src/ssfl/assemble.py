@@ -25,7 +25,7 @@ from ssfl.seeding import derive
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Method
 
-IMAGES_IN_FLIGHT = 256
+IMAGES_IN_FLIGHT = 512
 """Images, of all workers' batches together, meant to keep a GPU busy. A guess: not measured yet."""
 
 
@@ -103,5 +103,7 @@ def build_hosts(config: Config, data: FederatedData, store: StateStore) -> list[
         useful = os.cpu_count() or 1
     else:
         useful = -(-IMAGES_IN_FLIGHT // config.local.batch)
+        turns = -(-asked // useful)
+        useful = -(-asked // turns)  # so that the last turn, too, finds them all at work
     workers = config.device.workers or min(useful, asked)
     return [build_host(config, data, store, engine) for _ in range(workers)]

@@ -17,6 +17,8 @@ from ssfl.algorithms.learner import Forward, Learner, Weights
 from ssfl.data.images import Images
 from ssfl.errors import ConfigError
 from ssfl.federation.lane import Lane, StreamLane
+from ssfl.models.norm import Ledger
+from ssfl.models.unpacked import Unpacked
 from ssfl.section import Section
 from ssfl.ssl.base import Batch, Outputs
 
@@ -90,14 +92,25 @@ class Engine:
         learner.update = self.compiled(learner.update)
         if algorithm.differentiates_twice:
             return  # compiled code cannot be differentiated twice; it is captured all the same
+        if self.compile:
+            learner.forward = self._fast(learner, images)
+            learner.loss = self.compiled(learner.loss)
+
+    def _fast(self, learner: Learner, images: int) -> Forward:
+        own = Unpacked(learner.flat, torch.bfloat16 if self.bf16 else torch.float32)
         fast, plain = self.compiled(learner.forward), learner.forward
+        statistics = Ledger(learner.method)
 
         def forward(batch: Batch, weights: Weights | None) -> Outputs:
             """Compiled for the usual batch; a small client's odd one is not worth the wait."""
-            return (fast if batch.views.shape[1] == images else plain)(batch, weights)
+            if weights is None:  # before the first of a step's micro-batches no gradient lies
+                weights = own(fresh=learner.share == 1)
+            if batch.views.shape[1] != images or not self.compile:
+                return plain(batch, weights)
+            with statistics():
+                return fast(batch, weights)
 
-        learner.forward = forward
-        learner.loss = self.compiled(learner.loss)
+        return forward
 
     def compiled(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         """A function as it should be called on this device, for as long as `compile` is set."""

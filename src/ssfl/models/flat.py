@@ -60,6 +60,10 @@ class Entry:
         out, into, height, width = self.shape
         return flat.view(out, height, width, into).permute(0, 3, 1, 2)
 
+    def pack(self, tensor: Tensor) -> Tensor:
+        """`tensor` in the vector's order: the inverse of `view`, without a copy if it can be."""
+        return (tensor.permute(0, 2, 3, 1) if len(self.shape) == 4 else tensor).reshape(-1)
+
 
 @dataclass(frozen=True)
 class Layout:
