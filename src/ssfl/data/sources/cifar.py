@@ -1,5 +1,6 @@
 """CIFAR-10 and CIFAR-100, from the official binary or python layout in the data folder.
 
+Where neither is there, the official archive is downloaded (`ssfl.data.download`).
 Binary: records of 1 label byte (CIFAR-100: coarse, then fine) and 3,072 bytes of R, G, B planes.
 Python: the same as pickled arrays, read without letting a pickle run anything (`pickles.py`).
 """
@@ -95,8 +96,8 @@ class Cifar10:
 
     @staticmethod
     def load(options: Cifar10Options, *, root: Path, seed: int, progress: bool = False) -> DataSet:
-        """Read CIFAR-10 from under `root`."""
-        return read(CIFAR10, root)
+        """Read CIFAR-10 from under `root`, where it is put first if it is nowhere."""
+        return _read_or_fetch(CIFAR10, root, progress)
 
 
 class Cifar100:
@@ -106,24 +107,39 @@ class Cifar100:
 
     @staticmethod
     def load(options: Cifar100Options, *, root: Path, seed: int, progress: bool = False) -> DataSet:
-        """Read CIFAR-100, with its fine labels, from under `root`."""
-        return read(CIFAR100, root)
+        """Read CIFAR-100, with its fine labels, from under `root`; put there first if need be."""
+        return _read_or_fetch(CIFAR100, root, progress)
+
+
+def _read_or_fetch(layout: Layout, root: Path, progress: bool) -> DataSet:
+    if not present(layout, root):
+        from ssfl.data.download import get_cifar
+
+        try:
+            get_cifar(layout.name, root, progress=progress)
+        except DataError as error:
+            raise DataError(
+                f"{layout.name} is not in {root} (SSFL_DATA says which folder holds "
+                f"{layout.binary} or {layout.python}), and {error}"
+            ) from error
+    return read(layout, root)
+
+
+def present(layout: Layout, root: Path) -> Path | None:
+    """The data set's folder, the binary one first, if there is one."""
+    folders = (root / layout.binary, root / layout.python)
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def read(layout: Layout, root: Path) -> DataSet:
     """Read whichever layout is there, the binary one first."""
-    binary, python = root / layout.binary, root / layout.python
-    if binary.is_dir():
-        one, classes = _read_binary, _binary_classes(layout, binary)
-        folder = binary
-    elif python.is_dir():
-        one, classes = _read_python, _python_classes(layout, python)
-        folder = python
+    folder = present(layout, root)
+    if folder is None:
+        raise DataError(f"{layout.name} is not in {root}: run `ssfl data get {layout.name}`")
+    if folder.name == layout.binary:
+        one, classes = _read_binary, _binary_classes(layout, folder)
     else:
-        raise DataError(
-            f"{layout.name} is not in {root}: run `ssfl data get {layout.name}`, or set SSFL_DATA "
-            f"to the folder that holds {layout.binary} or {layout.python}"
-        )
+        one, classes = _read_python, _python_classes(layout, folder)
     parts = [one(layout, folder, name) for name in layout.train]
     return DataSet(
         name=layout.name,
