@@ -131,7 +131,9 @@ def test_broken_files_are_counted_and_named(tree):
     whole = (tree / "bob" / "1.png").read_bytes()
     (tree / "bob" / "half.png").write_bytes(whole[: len(whole) // 2])
     data = load(tree, layout="clients")
-    assert data.notes == (f"2 of 32 images in {tree} could not be read: empty.png, half.png",)
+    assert data.notes == (
+        f"2 of 32 images in {tree} could not be read: ann/empty.png, bob/half.png",
+    )
     assert len(data.train) == 30
     assert data.train.owners.tolist() == [0] * 10 + [1] * 10 + [2] * 10
     assert data.train.pixels[10:20, 0, 0, 0].tolist() == list(range(10))

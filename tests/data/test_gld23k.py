@@ -77,7 +77,9 @@ def test_missing_pictures_are_counted_and_reported(tmp_path):
     (folder / "images" / "2_3.jpg").unlink()
     (folder / "images" / "11_4.jpg").write_bytes(b"half")
     data = load(tmp_path)
-    assert data.notes == ("2 of 50 listed images could not be read: 11_4.jpg, 2_3.jpg",)
+    assert data.notes == (
+        "2 of 50 listed images could not be read: images/11_4.jpg, images/2_3.jpg",
+    )
     assert len(data.train) + len(data.test) == 48
     # 11 has 19 pictures left, but the list says 20: who takes part does not depend on the disk.
     assert data.owners == ("2", "11")

@@ -62,20 +62,32 @@ def decode(
 
 
 def report_broken(
-    broken: Sequence[tuple[Path, str]], total: int, allowed: float, *, what: str, option: str
+    broken: Sequence[tuple[Path, str]],
+    total: int,
+    allowed: float,
+    *,
+    what: str,
+    option: str,
+    folder: Path,
 ) -> tuple[str, ...]:
-    """A note that counts and names unreadable files; an error where they are too many."""
+    """A note that counts and names unreadable files, as seen from `folder`; an error where they
+    are too many."""
     if not broken:
         return ()
     if len(broken) > allowed * total:
-        path, reason = broken[0]
         raise DataError(
             f"{len(broken):,} of {total:,} {what} could not be read, more than the share of "
-            f"{allowed:g} that {option} allows; the first is {path} ({_short(reason, path)})"
+            f"{allowed:g} that {option} allows; {first_broken(broken)}"
         )
-    names = ", ".join(path.name for path, _ in broken[:NAMED])
+    names = ", ".join(str(path.relative_to(folder)) for path, _ in broken[:NAMED])
     more = f" and {len(broken) - NAMED:,} more" if len(broken) > NAMED else ""
     return (f"{len(broken):,} of {total:,} {what} could not be read: {names}{more}",)
+
+
+def first_broken(broken: Sequence[tuple[Path, str]]) -> str:
+    """The first unreadable file and what is wrong with it."""
+    path, reason = broken[0]
+    return f"the first is {path} ({_short(reason, path)})"
 
 
 def _short(reason: str, path: Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ssfl.data.decode import Fit, decode, report_broken
+from ssfl.data.decode import Fit, decode, first_broken
 from ssfl.data.sources.folder import SUFFIXES
 from ssfl.encoder import Encoder
 from ssfl.errors import DataError
@@ -34,7 +34,11 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
 def read_images(paths: Sequence[Path], encoder: Encoder, fit: Fit = "crop") -> Tensor:
     """uint8 N×C×H×W in the encoder's size and channels; a file that cannot be read is an error."""
     read = decode(paths, encoder.image_size, fit)
-    report_broken(read.broken, len(paths), 0.0, what="images", option="this command")
+    if read.broken:
+        raise DataError(
+            f"{len(read.broken):,} of {len(paths):,} images could not be read: leave them out; "
+            f"{first_broken(read.broken)}"
+        )
     if encoder.mean.shape[1] == 1:
         grey = read.pixels.float().mul(torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1))
         return grey.sum(1, keepdim=True).round().to(torch.uint8)

@@ -75,6 +75,7 @@ class Folder:
             options.max_broken,
             what=f"images in {folder}",
             option="max_broken",
+            folder=folder,
         )
         if len(found.readable) == 0:
             raise DataError(f"none of the {len(paths):,} images in {folder} could be read")

@@ -67,6 +67,7 @@ class Gld23k:
             options.max_missing,
             what="listed images",
             option="max_missing",
+            folder=folder,
         )
         rows = [rows[index] for index in found.readable]
         owners, owner_of = _numbered([row.user for row in rows])
