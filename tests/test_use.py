@@ -66,6 +66,13 @@ def test_an_exported_encoder_gives_the_features_of_the_run(
     assert torch.allclose(load_encoder(run.path, client)(pixels()), expected, atol=1e-6)
 
 
+def test_a_format_that_was_asked_for_goes_over_the_name(run: Run, tmp_path: Path) -> None:
+    for format_ in ("torch", "safetensors"):
+        path = export_encoder(run, tmp_path / "encoder.bin", format=format_)
+        expected = run.global_encoder()(pixels())
+        assert torch.allclose(load_encoder(path)(pixels()), expected, atol=1e-6)
+
+
 def test_a_clients_encoder_is_not_the_shared_one(run: Run) -> None:
     assert not torch.allclose(load_encoder(run, 2)(pixels()), load_encoder(run)(pixels()))
 
@@ -189,6 +196,9 @@ def test_bad_label_files_are_told_line_by_line(tmp_path: Path) -> None:
         read_labels(path)
     path.write_text("file\n")
     with pytest.raises(DataError, match="line 1: write it as file,label"):
+        read_labels(path)
+    path.write_bytes("Übung.png,Übung".encode("latin-1"))
+    with pytest.raises(DataError, match="not a CSV file in UTF-8"):
         read_labels(path)
     with pytest.raises(DataError, match="at least two classes"):
         fit_classifier(torch.zeros(3, 2), ["a", "a", "a"])

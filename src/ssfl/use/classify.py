@@ -77,22 +77,26 @@ def read_labels(path: Path) -> tuple[list[Path], list[str]]:
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            rows = list(csv.reader(lines))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not a CSV file in UTF-8: {error}") from error
     files, labels = [], []
-    with path.open(newline="", encoding="utf-8-sig") as lines:
-        for number, row in enumerate(csv.reader(lines), 1):
-            if not row or not any(cell.strip() for cell in row):
-                continue
-            if len(row) < 2:
-                raise DataError(f"{path}, line {number}: write it as file,label")
-            name, label = row[0].strip(), row[1].strip()
-            if number == 1 and label.lower() in ("label", "class"):
-                continue
-            beside = path.parent / name
-            found = beside if beside.is_file() else Path(name)
-            if not found.is_file():
-                raise DataError(f"{path}, line {number}: there is no image {name}")
-            files.append(found)
-            labels.append(label)
+    for number, row in enumerate(rows, 1):
+        if not row or not any(cell.strip() for cell in row):
+            continue
+        if len(row) < 2:
+            raise DataError(f"{path}, line {number}: write it as file,label")
+        name, label = row[0].strip(), row[1].strip()
+        if number == 1 and label.lower() in ("label", "class"):
+            continue
+        beside = path.parent / name
+        found = beside if beside.is_file() else Path(name)
+        if not found.is_file():
+            raise DataError(f"{path}, line {number}: there is no image {name}")
+        files.append(found)
+        labels.append(label)
     if not files:
         raise DataError(f"{path} has no labels: write lines of file,label")
     return files, labels

@@ -123,7 +123,7 @@ def _about(run: Run, encoder: Encoder, client: int | None) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    if SUFFIXES.get(path.suffix) == "torch":
+    if _is_zip(path):
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # whatever torch cannot read is not a file of ours
@@ -135,6 +135,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if found is None or found[0] is None or found[1] is None:
         raise CheckpointError(f"{path} is not an encoder exported by ssfl")
     return found[0], json.loads(found[1])
+
+
+def _is_zip(path: Path) -> bool:
+    """A torch file, whatever its name (`--format` may have decided against the suffix)."""
+    with path.open("rb") as file:
+        return file.read(2) == b"PK"
 
 
 def _rebuild(tensors: dict[str, Tensor], about: dict[str, Any], path: Path) -> Encoder:
