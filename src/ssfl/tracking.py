@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from ssfl.errors import ConfigError
+from ssfl.errors import CheckpointError, ConfigError
 
 Row = dict[str, Any]
 """One line of the record: `kind` (round, evaluation, resume, ...), `round`, and its figures."""
@@ -29,17 +29,25 @@ class JsonLines:
     """Append rows to `metrics.jsonl`, one line each, visible at once."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         cut_short = path.exists() and not path.read_bytes().endswith(b"\n")
         self._file = path.open("a", encoding="utf-8")
         if cut_short:  # by a kill in the midst of a line: what comes is a line of its own
             self._file.write("\n")
 
     def log(self, row: Row) -> None:
-        self._file.write(json.dumps(_finite(row)) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(_finite(row)) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise CheckpointError(
+                f"could not write {self._path}: {error.strerror or error}; `ssfl train --resume "
+                f"{self._path.parent}` goes on from the last checkpoint"
+            ) from error
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written has been said
+            self._file.close()
 
 
 class TensorBoard:
@@ -55,7 +63,8 @@ class TensorBoard:
             self._writer.add_scalar(f"{row['kind']}/{name}", value, row["round"])
 
     def close(self) -> None:
-        self._writer.close()
+        with contextlib.suppress(OSError):  # a full disk: the record has said so
+            self._writer.close()
 
 
 class MLflow:

@@ -1,6 +1,5 @@
 """`ssfl evaluate`: the paper's protocols on a finished run."""
 
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,40 +45,21 @@ def evaluate(
     chosen = list(PROTOCOLS) if everything else protocol
     with bars() as progress:
         found = judge(opened, chosen, options=options, progress=watcher(progress))
-    show(found, opened)
+    show(found, opened, health=chosen is not None and "health" in chosen)
     saved = f"saved {opened.path / 'evaluation.json'}; `ssfl report {run}` puts it on the page"
     console.print(saved, highlight=False, soft_wrap=True)
 
 
 def parse_options(settings: list[str]) -> "ProtocolOptions":
     """Options from `section.key=value` settings, written as TOML (a bare word is a string)."""
-    from pydantic import ValidationError
-
-    from ssfl.errors import ConfigError
+    from ssfl.config import apply_setting, validated
     from ssfl.protocols.judge import ProtocolOptions
 
     raw: dict[str, Any] = {}
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {setting}: write it as key=value, e.g. linear.rounds=50")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        *sections, leaf = key.strip().split(".")
-        table = raw
-        for section in sections:
-            table = table.setdefault(section, {})
-        table[leaf] = value
-    try:
-        return ProtocolOptions.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            raise ConfigError(f"--set {where}: there is no such option") from None
-        raise ConfigError(f"--set {where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        apply_setting(raw, setting, example="finetune.epochs=20")
+    options: ProtocolOptions = validated(ProtocolOptions, raw)
+    return options
 
 
 def bars() -> "Progress":
@@ -89,7 +69,7 @@ def bars() -> "Progress":
     from ssfl.commands.console import errors
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, console=errors, transient=True)
+    return Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
 
 
 def watcher(progress: "Progress") -> Any:
@@ -104,8 +84,9 @@ def watcher(progress: "Progress") -> Any:
     return watch
 
 
-def show(found: "Evaluation", run: Any) -> None:
-    """Print all figures as tables, the paper's beside ours where the recipe has them."""
+def show(found: "Evaluation", run: Any, *, health: bool = False) -> None:
+    """Print all figures as tables, the paper's beside ours where the recipe has them; health where
+    it was asked for, or is all there is."""
     from rich.table import Table
 
     from ssfl.commands.console import console
@@ -133,7 +114,7 @@ def show(found: "Evaluation", run: Any) -> None:
             table.add_row(*row)
         console.print(table)
         console.print()
-    if not found.scores and found.health:
+    if found.health and (health or not found.scores):
         _show_health(found)
     for note in found.notes:
         console.print(f"[yellow]note:[/] {note}", highlight=False)

@@ -50,6 +50,7 @@ def partition(
 
     Example: ssfl partition demo --set partition.alpha=0.1
     """
+    from rich.markup import escape
     from rich.table import Table
 
     from ssfl.assemble import load_federated
@@ -61,6 +62,8 @@ def partition(
     counts = data.class_counts()
     table = Table(title=f"{data.dataset.name}: {len(data.dataset.train):,} images")
     table.add_column("client", justify="right")
+    if data.names is not None:
+        table.add_column("name", overflow="fold")
     table.add_column("train", justify="right")
     table.add_column("test", justify="right")
     if counts is not None:
@@ -69,12 +72,16 @@ def partition(
     for client in shown:
         test = data.test_indices(client)
         row = [str(client), str(data.size(client)), "" if test is None else str(len(test))]
+        if data.names is not None:
+            row.insert(1, escape(data.names[client]))
         if counts is not None:
             row.append(" ".join(str(n) for n in counts[client]))
         table.add_row(*row)
     console.print(table)
     if len(shown) < len(data.clients()):
         console.print(f"... and {len(data.clients()) - len(shown):,} more clients")
+    for note in data.dataset.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
     for path in save_partition_pictures(data, out):
         console.print(f"saved {path}", highlight=False, soft_wrap=True)
 

@@ -125,7 +125,7 @@ def _features(source: Path, client: int | None, files: list[Path]) -> "Tensor":
     from ssfl.use import load_encoder
 
     encoder = load_encoder(source, client).to(pick_device("auto"))
-    with Progress(console=errors, transient=True) as progress:
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("images", total=len(files))
         return through(encoder, files, progress=lambda n: progress.advance(task, n))
 

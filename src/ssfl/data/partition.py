@@ -138,13 +138,13 @@ def _natural(owners: NDArray[np.int64] | None, n: int, options: PartitionOptions
     if owners is None:
         raise DataError(
             "partition: 'natural' follows the owners of the images, but these images have none; "
-            "use kind = 'iid' or 'dirichlet'"
+            "use kind = 'iid' or 'dirichlet', or data.layout = 'clients' with a folder per client"
         )
     clients = natural_owners(owners, options.min_size)
     if len(clients) == 0:
         raise DataError(
             f"partition: none of the {len(np.unique(owners)):,} owners of these {n:,} images holds "
-            f"at least {options.min_size:,} of them"
+            f"at least {options.min_size:,} of them: lower min_size"
         )
     return by_owner(owners, clients)
 
