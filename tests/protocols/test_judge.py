@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
 import ssfl.experiment as experiment
@@ -301,6 +302,36 @@ def test_without_labels_health_is_measured_and_nothing_else(
     assert found.health["global"]["effective_rank"] > 1
     assert set(found.health) == {"global", "0", "1", "2", "3"}
     assert found.notes == ["the images have no labels: health in place of accuracy"]
+
+
+def test_every_evaluation_of_a_run_without_labels_has_all_health_figures_of_every_client(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:02}.png")
+    source = {"source": "folder", "path": folder, "image_size": 8, "layout": "flat"}
+    run = train(
+        tiny(data=source, evaluation={"every": 1, "clients": 4}, server={"rounds": 2}),
+        out=tmp_path / "run",
+    )
+    rows = [row for row in run.metrics if row["kind"] == "evaluation"]
+    assert len(rows) == 2
+    for row in rows:
+        assert set(row["clients"]) == {"0", "1", "2", "3"}
+        for figures in (row, *row["clients"].values()):
+            assert figures["std_ratio"] > 0
+            assert figures["effective_rank"] > 1
+            assert figures["uniformity"] < 0
+            assert 0 < figures["alignment"] < 4
+    # What the last round said is what the protocol finds on the same images.
+    health = evaluate(run).health
+    for who, figures in {"global": rows[-1], **rows[-1]["clients"]}.items():
+        assert figures["alignment"] == pytest.approx(health[who]["alignment"], rel=1e-4)
+        assert figures["uniformity"] == pytest.approx(health[who]["uniformity"], rel=1e-4)
 
 
 def test_an_unknown_protocol_is_named_with_those_that_exist(shared: Run) -> None:

@@ -66,6 +66,7 @@ def test_every_figure_of_a_run_is_drawn_in_a_real_browser(
         "effective_rank",
         "std_ratio",
         "uniformity",
+        "alignment",
         "personal_linear",
         "personal_linear_global",
         "personal_knn",

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from ssfl.data.federated import FederatedData
 from ssfl.errors import SSFLError
-from ssfl.evaluation.health import health
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.options import EvaluationOptions
 from ssfl.federation.messages import Reason, Reply, Task, TaskKind, failed
 from ssfl.federation.store import StateStore
 from ssfl.federation.trainer import Trainer
+from ssfl.federation.wellbeing import on_record, wellbeing
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +87,11 @@ class Client:
         encoder = trainer.encoder(self.id, task, state, train)
         images, held_out = host.data.dataset.train, host.data.dataset.test
         features = trainer.features(encoder, images, train, options.batch)
-        judged = features
+        judged, looked_at = features, (images, train)
         metrics: dict[str, float] = {}
         if held_out is not None and test is not None and len(test):
-            judged = trainer.features(encoder, held_out, test, options.batch)
+            looked_at = held_out, test
+            judged = trainer.features(encoder, *looked_at, options.batch)
             if images.labels is not None and held_out.labels is not None:
                 device = features.device
                 metrics["knn"] = knn_accuracy(
@@ -101,7 +102,6 @@ class Client:
                     k=options.k,
                     temperature=options.temperature,
                 )
-        figures = health(judged) if len(judged) > 1 else None
-        if figures is not None:
-            metrics |= {"std_ratio": figures.std_ratio, "effective_rank": figures.effective_rank}
+        if len(judged) > 1:
+            metrics |= on_record(wellbeing(trainer, encoder, judged, *looked_at))
         return Reply(self.id, task.kind, task.round, samples=len(judged), metrics=metrics)

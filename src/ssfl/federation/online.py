@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from ssfl.data.federated import FederatedData
 from ssfl.data.images import Images
-from ssfl.evaluation.health import Health, collapsed, health
+from ssfl.evaluation.health import Health, collapsed
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.options import EvaluationOptions
 from ssfl.evaluation.summary import summarise
 from ssfl.federation.messages import Reply
 from ssfl.federation.server import Server
 from ssfl.federation.trainer import Trainer
+from ssfl.federation.wellbeing import on_record, wellbeing
 
 Figures = dict[str, Any]
 
@@ -56,8 +57,9 @@ class OnlineEvaluation:
         if len(train) == 0:
             return {}
         encoder = self._trainer.global_encoder(self._server.theta)
-        queries = self._features(encoder, test if test is not None else train)
-        figures = _health_row(health(queries))
+        looked_at = test if test is not None else train
+        queries = self._features(encoder, looked_at)
+        figures = _health_row(wellbeing(self._trainer, encoder, queries, looked_at, None))
         if test is None or train.labels is None or test.labels is None:
             return figures
         rows = _spread(len(train), self._options.bank)
@@ -124,13 +126,9 @@ def _client_row(replies: list[Reply]) -> Figures:
     return figures
 
 
-def _health_row(figures: Health) -> Figures:
-    row: Figures = {
-        "std_ratio": figures.std_ratio,
-        "effective_rank": figures.effective_rank,
-        "uniformity": figures.uniformity,
-    }
-    warning = collapsed(figures)
+def _health_row(found: Health) -> Figures:
+    row: Figures = dict(on_record(found))
+    warning = collapsed(found)
     return row | ({"warning": warning} if warning else {})
 
 

@@ -10,14 +10,12 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from ssfl.evaluation.health import ROWS, alignment, healths
+from ssfl.evaluation.health import ROWS, healths
+from ssfl.federation.wellbeing import ALIGNED, thin, two_views
 from ssfl.protocols.bench import GLOBAL, Bench
-from ssfl.seeding import torch_generator
 
 Figures = dict[str, dict[str, float | None]]
 """Label-free figures by encoder: "global", or a client's number."""
-
-_ALIGNED = 128  # images whose two views are compared
 
 
 class Wellbeing:
@@ -33,7 +31,7 @@ class Wellbeing:
         rows = torch.arange(len(data.dataset.train)) if who == GLOBAL else data.train_indices(who)
         if len(rows) < 2:
             return
-        sample = _thin(rows, ROWS).to(bench.device)
+        sample = thin(rows, ROWS).to(bench.device)
         if self._features_known:
             features = bench.train_features(who)[sample]
         else:
@@ -54,17 +52,6 @@ class Wellbeing:
 
     def _alignment(self, who: int, rows: Tensor) -> float:
         """How close two views of the same few images come."""
-        bench, views = self._bench, self._bench.trainer.views
-        pixels = bench.trainer.pixels[_thin(rows, _ALIGNED).to(bench.device)]
-        dice = torch_generator(bench.config.seed, "health-views", device=bench.device)
-        uniforms = torch.rand(2, len(pixels), views.draws, generator=dice, device=bench.device)
-        first, second = (
-            bench.features_of(who, view, lambda ready: ready) for view in views(pixels, uniforms)
-        )
-        return alignment(first, second)
-
-
-def _thin(rows: Tensor, limit: int) -> Tensor:
-    """At most `limit` of the rows, evenly spaced."""
-    count = min(len(rows), limit)
-    return rows[torch.arange(count) * len(rows) // count]
+        bench = self._bench
+        pixels = bench.trainer.pixels[thin(rows, ALIGNED).to(bench.device)]
+        return two_views(bench.trainer, bench.encoder(who), pixels)

@@ -23,6 +23,7 @@ _HEALTH = {
     "effective_rank": "Effective rank",
     "std_ratio": "Feature spread",
     "uniformity": "Uniformity",
+    "alignment": "Alignment",
 }
 
 

@@ -106,6 +106,7 @@ def _curves(record: Record) -> str:
         ("effective_rank", "Effective rank", "Dimensions the features use; higher is richer."),
         ("std_ratio", "Feature spread", "1: directions fill the sphere; 0: collapse."),
         ("uniformity", "Uniformity", "Lower is more even; 0 when all features are one."),
+        ("alignment", "Alignment", "Distance of an image's two views; lower is closer."),
     )
     for name, title, note in health:
         points = record.curve("evaluation", name)
@@ -216,6 +217,7 @@ def _health_table(record: Record) -> str:
         "effective_rank": "Effective rank: dimensions in use",
         "std_ratio": "Feature spread: 1 is even, 0 is collapse",
         "uniformity": "Uniformity: lower is more even",
+        "alignment": "Alignment: how far an image's two views are apart",
     }
     first, last = (record.evaluations[0] if record.evaluations else {}), record.last
     rows = [

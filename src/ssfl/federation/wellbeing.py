@@ -1,0 +1,67 @@
+"""Label-free figures of one encoder on one holder's images: what a site without labels goes by.
+
+Spread, effective rank and uniformity are of its features; alignment is how close it brings two
+views of the same few images. The views are drawn alike every time, so rounds can be compared.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ssfl.data.images import Images
+from ssfl.evaluation.features import extract
+from ssfl.evaluation.health import Health, alignment, health
+from ssfl.federation.trainer import Trainer
+from ssfl.seeding import torch_generator
+
+ALIGNED = 128
+"""Images, at most, whose two views are compared."""
+
+
+def wellbeing(
+    trainer: Trainer, encoder: nn.Module, features: Tensor, images: Images, rows: Tensor | None
+) -> Health:
+    """All figures of an encoder whose `features` of `images` (or of some rows) are known."""
+    found = health(features)
+    if math.isnan(found.std):  # nothing to compare in features that are not finite
+        return found
+    pixels = trainer.engine.resident(images).pixels
+    rows = torch.arange(len(images)) if rows is None else rows
+    return replace(found, alignment=two_views(trainer, encoder, pixels[thin(rows, ALIGNED)]))
+
+
+def two_views(trainer: Trainer, encoder: nn.Module, pixels: Tensor) -> float:
+    """How close an encoder brings two views of the same images: 0 for one and the same."""
+    engine, views = trainer.engine, trainer.views
+    pixels = pixels.to(engine.device)
+    dice = torch_generator(trainer.seed, "health-views", device=engine.device)
+    uniforms = torch.rand(2, len(pixels), views.draws, generator=dice, device=engine.device)
+    first, second = (
+        extract(
+            encoder,
+            view,
+            lambda ready: ready,
+            device=engine.device,
+            autocast=torch.bfloat16 if engine.bf16 else None,
+        )
+        for view in views(pixels, uniforms)
+    )
+    return alignment(first, second)
+
+
+def on_record(found: Health) -> dict[str, float]:
+    """What of it goes on record."""
+    row = {
+        "std_ratio": found.std_ratio,
+        "effective_rank": found.effective_rank,
+        "uniformity": found.uniformity,
+    }
+    return row if found.alignment is None else row | {"alignment": found.alignment}
+
+
+def thin(rows: Tensor, limit: int) -> Tensor:
+    """At most `limit` of the rows, evenly spaced."""
+    count = min(len(rows), limit)
+    return rows[torch.arange(count) * len(rows) // count]
