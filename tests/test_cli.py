@@ -97,6 +97,13 @@ def test_every_command_has_help_of_its_own_with_an_example(ssfl: Call, command: 
     assert "Example: ssfl" in out
 
 
+def test_help_says_what_every_argument_is(ssfl: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # so that no line is broken
+    assert "A recipe's name, or the path of a .toml file." in ssfl("train", "--help")[1]
+    assert "A run directory." in ssfl("info", "--help")[1]
+    assert "Image files, or folders of them." in ssfl("embed", "--help")[1]
+
+
 def test_an_unknown_command_is_refused(ssfl: Call) -> None:
     code, _, err = ssfl("trian")
     assert code == 2
