@@ -61,7 +61,9 @@ def _load(name: str) -> Any:
     module, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(import_module(module), attribute)
     if not isinstance(found, typer.Typer):
-        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+        )
         single.command(name)(found)
         found = single
     command = typer.main.get_command(found)
