@@ -136,6 +136,23 @@ def test_embedding_files_gives_their_features_in_order(
     np.testing.assert_allclose(features, direct, atol=1e-5)
 
 
+def test_files_are_brought_to_size_as_in_training(tmp_path: Path) -> None:
+    folder = tmp_path / "wide"
+    folder.mkdir()
+    for number in range(8):
+        wide = np.random.default_rng(number).integers(0, 256, (8, 32, 3), dtype=np.uint8)
+        Image.fromarray(wide).save(folder / f"{number}.png")
+    source = {"source": "folder", "path": folder, "image_size": 8, "fit": "squash"}
+    run = train(tiny(data=source, server={"rounds": 1}, local={"batch": 4}), out=tmp_path / "run")
+    exported = export_encoder(run, tmp_path / "encoder.safetensors")
+    files = find_images([folder])
+    squashed = [np.asarray(Image.open(f).resize((8, 8), Image.Resampling.BILINEAR)) for f in files]
+    seen = torch.from_numpy(np.stack(squashed)).permute(0, 3, 1, 2).contiguous()
+    expected = run.global_encoder()(seen)
+    for source_ in (run, exported):
+        assert torch.allclose(embed(load_encoder(source_), files), expected, atol=1e-5)
+
+
 def test_embedding_in_batches_changes_nothing(run: Run, photos: tuple[Path, np.ndarray]) -> None:
     files, encoder = find_images([photos[0]]), load_encoder(run)
     assert torch.allclose(embed(encoder, files, batch=7), embed(encoder, files), atol=1e-6)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from ssfl.data.decode import Fit
 from ssfl.models.backbones import Backbone
 
 
@@ -11,6 +12,8 @@ class Encoder(nn.Module):
 
     mean: Tensor
     std: Tensor
+    fit: Fit = "crop"
+    """How image files were brought to `image_size` in training."""
 
     def __init__(
         self, backbone: Backbone, mean: tuple[float, ...], std: tuple[float, ...], image_size: int

@@ -87,6 +87,12 @@ def export_encoder(
 
 
 def _from_run(run: Run, client: int | None) -> Encoder:
+    encoder = _trained(run, client)
+    encoder.fit = getattr(run.config.data, "fit", encoder.fit)
+    return encoder
+
+
+def _trained(run: Run, client: int | None) -> Encoder:
     if client is None:
         return run.global_encoder()
     config = run.config
@@ -113,6 +119,7 @@ def _about(run: Run, encoder: Encoder, client: int | None) -> dict[str, Any]:
         "backbone": run.config.model.model_dump(mode="json"),
         "channels": facts["channels"],
         "image_size": facts["image_size"],
+        "fit": encoder.fit,
         "mean": facts["mean"],
         "std": facts["std"],
         "features": encoder.features,
@@ -152,6 +159,7 @@ def _rebuild(tensors: dict[str, Tensor], about: dict[str, Any], path: Path) -> E
         image_size=about["image_size"],
     )
     encoder = Encoder(backbone, tuple(about["mean"]), tuple(about["std"]), about["image_size"])
+    encoder.fit = about.get("fit", encoder.fit)
     try:
         encoder.load_state_dict(tensors)
     except RuntimeError as error:

@@ -31,9 +31,12 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     return found
 
 
-def read_images(paths: Sequence[Path], encoder: Encoder, fit: Fit = "crop") -> Tensor:
-    """uint8 N×C×H×W in the encoder's size and channels; a file that cannot be read is an error."""
-    read = decode(paths, encoder.image_size, fit)
+def read_images(paths: Sequence[Path], encoder: Encoder, fit: Fit | None = None) -> Tensor:
+    """uint8 N×C×H×W in the encoder's size and channels; a file that cannot be read is an error.
+
+    Without `fit`, images are cropped or squashed as those that the encoder was trained on.
+    """
+    read = decode(paths, encoder.image_size, fit or encoder.fit)
     if read.broken:
         raise DataError(
             f"{len(read.broken):,} of {len(paths):,} images could not be read: leave them out; "
@@ -50,7 +53,7 @@ def embed(
     images: Tensor | Sequence[str | Path],
     *,
     batch: int = 256,
-    fit: Fit = "crop",
+    fit: Fit | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Features (N, d) on the CPU, of uint8 images or of image files, in order."""
