@@ -335,7 +335,7 @@ def test_mistakes_in_an_evaluation_are_one_sentence(ssfl: Call, recipe: Path) ->
     assert_one_sentence(setting("linear.nope=1"), "unknown key linear.nope", "known here are")
     assert_one_sentence(setting("finetune.epochs=-1"), "finetune.epochs = -1", "greater than")
     assert_one_sentence(setting("linear=1", "linear.l2=2"), "linear is not a section")
-    assert_one_sentence(setting("fractions=[0.1, 2.0]"), "fractions.1 = 2.0", "less than 1")
+    assert_one_sentence(setting("fractions=[0.1, 2.0]"), "fractions.1 = 2.0", "or equal to 1")
     assert_one_sentence(setting("linear"), "section.key=value", "finetune.epochs=20")
     assert_one_sentence(ssfl("evaluate", "run", "-p", "nope"), "'nope'", "semi-linear")
 

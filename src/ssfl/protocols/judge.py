@@ -63,7 +63,7 @@ class ProtocolOptions(Section):
 
     linear: LinearOptions = LinearOptions()
     finetune: FinetuneOptions = FinetuneOptions()
-    fractions: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.01, 0.1)
+    fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...] = (0.01, 0.1)
     """Shares of the labels, class-balanced, of the semi-supervised protocols."""
     finetune_clients: bool = False
     """Fine-tune every client's encoder too, not only Θ's (takes long)."""
