@@ -54,7 +54,17 @@ def examine() -> list[Finding]:
     return [*required, _device(), _local(), *map(_safely, (_mpi, _ray, _flower))]
 
 
-REQUIRED = ("torch", "numpy", "pydantic", "typer", "rich", "safetensors", "pillow")
+REQUIRED = (
+    "torch",
+    "numpy",
+    "pydantic",
+    "typer",
+    "rich",
+    "safetensors",
+    "pillow",
+    "matplotlib",
+    "scikit-learn",
+)
 
 
 def _package(name: str) -> Finding:
