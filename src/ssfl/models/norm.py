@@ -64,16 +64,16 @@ class BatchNorm(nn.Module):
         return torch.cat([self._native(part, training=True) for part in x.chunk(self.groups)])
 
     def _native(self, x: Tensor, *, training: bool) -> Tensor:
-        return F.batch_norm(
-            x,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            training,
-            self.momentum,
-            self.eps,
-        )
+        running = (self.running_mean, self.running_var)
+        mean, variance = (_where_kernels_can_read(t) for t in running)
+        affine = (self.weight, self.bias)
+        weight, bias = (t if t is None else _where_kernels_can_read(t) for t in affine)
+        y = F.batch_norm(x, mean, variance, weight, bias, training, self.momentum, self.eps)
+        if training:
+            for own, moved in zip(running, (mean, variance), strict=True):
+                if own is not moved:
+                    own.copy_(moved)
+        return y
 
     def _all_parts(self, x: Tensor) -> Tensor:
         parts = x.view(self.groups, -1, *x.shape[1:])
@@ -147,6 +147,12 @@ class _Normalise(torch.autograd.Function):
         back = centred * (scale * weight.view(shape))
         by_weight, by_bias = torch.stack((along, total)).sum(1).flatten(1)  # one sum for both
         return back.to(parts.dtype), by_weight, by_bias, None
+
+
+def _where_kernels_can_read(tensor: Tensor) -> Tensor:
+    """cuDNN reads 16 bytes at a time. Where a tensor of odd length (a classifier's bias) lies
+    before this one in its model's vector, only a copy starts at a multiple of that."""
+    return tensor.clone() if tensor.is_cuda and tensor.data_ptr() % 16 else tensor
 
 
 def _around_channels(parts: Tensor) -> tuple[list[int], list[int]]:
