@@ -158,6 +158,22 @@ def test_a_view_of_one_value_is_refused(plain):
         norm(torch.randn(2, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_gradients_are_those_of_plain_calls(dtype):
+    norm = BatchNorm(5, groups=2)
+    norm.plain_ops = True
+    compiled = torch.compile(norm, backend="aot_eager")
+    gradients = []
+    for call in (norm, compiled):
+        x = some((12, 5)).to(dtype).requires_grad_()
+        norm.zero_grad()
+        call(x).float().pow(3).sum().backward()
+        gradients.append([x.grad, norm.weight.grad, norm.bias.grad])
+    for plain, ours in zip(*gradients, strict=True):
+        assert plain.abs().max() > 0
+        torch.testing.assert_close(ours, plain)
+
+
 def test_statistics_entered_together_end_where_each_norm_would_have_taken_them():
     def passes(net: nn.Sequential, step: int) -> torch.Tensor:
         return net(some((12, 5), step)).square().sum()
