@@ -26,7 +26,8 @@ from ssfl.ssl import METHODS
 from ssfl.ssl.base import Method
 
 IMAGES_IN_FLIGHT = 512
-"""Images, of all workers' batches together, meant to keep a GPU busy. A guess: not measured yet."""
+"""Images, of all workers' batches together, that keep a GPU busy: an H200 does little more with
+twice as many (docs/performance.md)."""
 
 
 def load_federated(config: Config, *, progress: bool = False) -> FederatedData:

@@ -54,9 +54,10 @@ def device_name(device: torch.device) -> str:
 
 
 def command_line() -> str:
-    """What was typed."""
+    """What was typed; `python -m ssfl` is the same as `ssfl`."""
     program, *arguments = sys.argv
-    return shlex.join([Path(program).name, *arguments])
+    name = Path(program).name
+    return shlex.join(["ssfl" if name == "__main__.py" else name, *arguments])
 
 
 def release() -> None:

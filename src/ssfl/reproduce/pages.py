@@ -132,13 +132,15 @@ def _signed(value: float | None, figure: str) -> str:
 
 def _left(found: StudyResult) -> list[str]:
     """What was not run, plainly."""
-    lines = [f"- {arm.label}: not run" for arm in found.not_run()]
     never = {arm.name for arm in found.not_run()}
-    lines += [
-        f"- {found.study.arm(one.arm).label}, seed {one.seed}: {one.why}"
+    told = [
+        one
         for one in found.unfinished
         if one.arm not in never or "(" in one.why or one.why.startswith("failed")
     ]
+    explained = {one.arm for one in told}
+    lines = [f"- {arm.label}: not run" for arm in found.not_run() if arm.name not in explained]
+    lines += [f"- {found.study.arm(one.arm).label}, seed {one.seed}: {one.why}" for one in told]
     return ["Not run:\n\n" + "\n".join(lines)] if lines else []
 
 
