@@ -111,7 +111,7 @@ def one_step(args: argparse.Namespace, settings: list[str]) -> dict[str, float]:
         return max(
             float((a - b).norm() / (whole if whole is not None else a - start).norm())
             for a, b in zip(some, others, strict=True)
-            if len(a)
+            if len(a) and not torch.equal(a, start)  # one that stays where it is agrees
         )
 
     return {
