@@ -270,6 +270,22 @@ def test_a_corrupt_image_is_named_and_too_many_of_them_are_one_sentence(
     assert_one_sentence(answer, "corrupt-0.png", "4 of")
 
 
+def test_a_run_on_a_folder_of_images_is_judged_from_anywhere(
+    ssfl: Call, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["data.source=folder", "data.image_size=16", "partition.clients=2", "local.batch=4"]
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    folder_of_images(tmp_path / "photos", good=20, corrupt=0)
+    run = tmp_path / "run"
+    command = ["train", str(recipe.resolve()), *arguments, "--set", "data.path=photos"]
+    assert ssfl(*command, "--out", str(run))[0] == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    code, out, err = ssfl("evaluate", str(run), "-p", "health")
+    assert code == 0, out + err
+
+
 def test_a_run_of_another_version_or_model_is_one_sentence(ssfl: Call, recipe: Path) -> None:
     assert ssfl("train", recipe, "--out", "run")[0] == 0
     assert_one_sentence(ssfl("train", recipe, "--out", "run"), "run holds a run already")

@@ -1,6 +1,7 @@
 """A run as it goes, for people: bars for rounds and clients, loss, kNN, time left."""
 
 import time
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,6 +26,7 @@ class Bars:
     """Progress bars on a terminal; a line every so often elsewhere."""
 
     def __init__(self, console: Console) -> None:
+        self.folder: Path | None = None  # of the run, once it has begun
         self._console = console
         self._progress: Progress | None = None
         self._rounds = self._clients = TaskID(0)
@@ -32,7 +34,7 @@ class Bars:
         self._total = 0
 
     def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
-        config, facts = run.config, run.facts
+        config, facts, self.folder = run.config, run.facts, run.path
         self._total = rounds
         images = f"{facts['train_images']:,} images of " if facts["train_images"] else "images at "
         self._console.print(

@@ -79,13 +79,23 @@ def train(
         return Run(worked_for)
     if isinstance(config, str):
         config = load_config(config)
-    run = Run.create(config, out)
+    run = Run.create(_from_anywhere(config), out)
     try:
         Experiment(run, comm, display or Quiet()).play()
     except (ConfigError, DataError):
         run.withdraw()
         raise
     return run
+
+
+def _from_anywhere(config: Config) -> Config:
+    """With the whole path of a folder of images: a run is judged from other places than it was
+    trained in."""
+    path = getattr(config.data, "path", None)
+    if path is None or not path.expanduser().is_dir():
+        return config
+    data = config.data.model_copy(update={"path": path.expanduser().resolve()})
+    return config.model_copy(update={"data": data})
 
 
 def resume(path: str | Path, *, comm: str = "local", display: Display | None = None) -> Run:

@@ -2,19 +2,25 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from ssfl.display import Bars
 
 console = Console()
 errors = Console(stderr=True)
 
 
 @contextmanager
-def stop_gracefully() -> Iterator[None]:
+def stop_gracefully(display: "Bars") -> Iterator[None]:
     """On Ctrl-C say that the run is saved and how to go on; exit code 130 as shells expect."""
     try:
         yield
     except KeyboardInterrupt:
-        errors.print("stopped; what was done is saved: go on with `ssfl train --resume RUN`")
+        saved = f"what was done is saved: go on with `ssfl train --resume {display.folder}`"
+        begun = display.folder is not None
+        errors.print(f"stopped; {saved if begun else 'nothing was begun'}", soft_wrap=True)
         raise typer.Exit(130) from None

@@ -31,7 +31,8 @@ def evaluate(
     By default those of its tables, and label-free health: knn, federated-linear (of the shared
     encoder), linear (of every encoder) and health. On request, or with --all:
     naive-federated-linear, semi-linear and semi-finetune (1 % and 10 % of the labels).
-    Writes RUN/evaluation.json; figures measured before are kept.
+    Writes RUN/evaluation.json; figures of other protocols, measured before in
+    the same way, are kept.
 
     Example: ssfl evaluate runs/demo -p knn -p semi-linear
     """

@@ -55,7 +55,7 @@ def train(
         raise ConfigError("a resumed run keeps its configuration and place: leave out --set, --out")
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     display = Bars(console)
-    with stop_gracefully():
+    with stop_gracefully(display):
         if resume is not None:
             run = experiment.resume(resume, comm=comm, display=display)
         else:

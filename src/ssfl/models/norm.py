@@ -128,7 +128,7 @@ class _Normalise(torch.autograd.Function):
             y = y * weight.view(shape) + bias.view(shape)
         ctx.save_for_backward(parts, mean, scale, weight)
         ctx.mark_non_differentiable(mean, variance)
-        # Torch 2.11 compiles a cast to the type a tensor already has, here, into no gradient at all.
+        # A cast to the type that y already has: torch 2.11 would compile it to no gradient at all.
         return y if y.dtype is parts.dtype else y.to(parts.dtype), mean, variance
 
     @staticmethod
