@@ -1,12 +1,10 @@
 """Batch norm per view: against torch's own BatchNorm, one view after another."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
-from ssfl.models.norm import BatchNorm, Ledger, set_groups
+from ssfl.models.norm import BatchNorm, set_groups
 
 SHAPES = [(12, 5), (12, 5, 4, 3)]
 
@@ -172,33 +170,3 @@ def test_compiled_gradients_are_those_of_plain_calls(dtype):
     for plain, ours in zip(*gradients, strict=True):
         assert plain.abs().max() > 0
         torch.testing.assert_close(ours, plain)
-
-
-def test_statistics_entered_together_end_where_each_norm_would_have_taken_them():
-    def passes(net: nn.Sequential, step: int) -> torch.Tensor:
-        return net(some((12, 5), step)).square().sum()
-
-    torch.manual_seed(0)
-    net = nn.Sequential(BatchNorm(5, groups=2), nn.Linear(5, 3), BatchNorm(3, groups=2))
-    left_out = BatchNorm(3, groups=2)
-    with torch.no_grad():
-        left_out.running_mean.copy_(some((3,), 3))
-    for child in (*net, left_out):
-        child.plain_ops = True
-    ledger = Ledger(nn.ModuleList([net, left_out]))
-    alone = copy.deepcopy(net)
-    for step in range(3):
-        with ledger():
-            loss = passes(net, step)
-        loss.backward()
-        passes(alone, step).backward()
-    for ours, theirs in zip(net.buffers(), alone.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs)
-    for ours, theirs in zip(net.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
-    assert torch.equal(left_out.running_mean, some((3,), 3))
-
-
-def test_norms_that_differ_cannot_be_entered_together():
-    with pytest.raises(ValueError, match="same options"):
-        Ledger(nn.Sequential(BatchNorm(5, groups=2), BatchNorm(5)))

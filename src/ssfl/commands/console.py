@@ -20,7 +20,9 @@ def stop_gracefully(display: "Bars") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        saved = f"what was done is saved: go on with `ssfl train --resume {display.folder}`"
-        begun = display.folder is not None
-        errors.print(f"stopped; {saved if begun else 'nothing was begun'}", soft_wrap=True)
+        words = "stopped before it began"
+        if display.folder is not None:
+            go_on = f"`ssfl train --resume {display.folder}`"
+            words = f"stopped; what was done is saved: go on with {go_on}"
+        errors.print(words, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None

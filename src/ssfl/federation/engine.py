@@ -17,7 +17,7 @@ from ssfl.algorithms.learner import Forward, Learner, Weights
 from ssfl.data.images import Images
 from ssfl.errors import ConfigError
 from ssfl.federation.lane import Lane, StreamLane
-from ssfl.models.norm import Ledger
+from ssfl.models.ledger import Ledger
 from ssfl.models.unpacked import Unpacked
 from ssfl.section import Section
 from ssfl.ssl.base import Batch, Outputs
@@ -103,7 +103,7 @@ class Engine:
 
         def forward(batch: Batch, weights: Weights | None) -> Outputs:
             """Compiled for the usual batch; a small client's odd one is not worth the wait."""
-            if weights is None:  # before the first of a step's micro-batches no gradient lies
+            if weights is None:  # of a step in one piece, no gradient lies there yet
                 weights = own(fresh=learner.share == 1)
             if batch.views.shape[1] != images or not self.compile:
                 return plain(batch, weights)

@@ -6,8 +6,6 @@ and the running statistics end as if the views had come one after another. There
 batches: every tensor of a model is a float, so a model can be one flat vector.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,7 +43,7 @@ class BatchNorm(nn.Module):
         self.momentum = momentum
         self.groups = groups
         self.plain_ops: bool | None = None
-        self.noted: tuple[Tensor, Tensor] | None = None  # see `Ledger`
+        self.noted: tuple[Tensor, Tensor] | None = None  # see ledger.py
         self.weight = nn.Parameter(torch.ones(features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(features)) if affine else None
         self.register_buffer("running_mean", torch.zeros(features))
@@ -160,45 +158,6 @@ def _around_channels(parts: Tensor) -> tuple[list[int], list[int]]:
     """Dimensions to sum over in G×N×C×..., and the shape in which C alone is spread out."""
     over = [1, *range(3, parts.ndim)]
     return over, [-1] + [1] * (parts.ndim - 3)
-
-
-class Ledger:
-    """Running statistics of all batch norms in a module, moved at once after a compiled pass.
-
-    Moving them takes two small kernels for each batch norm. Writing down how far from them a pass
-    has been costs nothing, since a compiler does it where the pass's statistics are made; so that
-    is noted there, and entered together. A norm that a pass leaves out has nothing noted, and keeps
-    what it had.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        norms = [child for child in module.modules() if isinstance(child, BatchNorm)]
-        # Under another name: they share a vector with tensors that a backward pass still needs, and
-        # autograd would take a change of one for a change of all.
-        self._running = [t.data for norm in norms for t in (norm.running_mean, norm.running_var)]
-        self._sizes = [len(t) for t in self._running]
-        parts, self._momentum = norms[0].groups, norms[0].momentum
-        if any((norm.groups, norm.momentum) != (parts, self._momentum) for norm in norms):
-            raise ValueError("batch norms that are entered together must have the same options")
-        self._seen = torch.zeros(parts, sum(self._sizes), device=self._running[0].device)
-        places = self._seen.split(self._sizes, dim=1)  # type: ignore[no-untyped-call]
-        self._pages = list(zip(norms, places[::2], places[1::2], strict=True))
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Passes in this block, compiled ones only, note what they see; its end enters it."""
-        self._seen.zero_()
-        for norm, mean, variance in self._pages:
-            norm.noted = mean, variance
-        try:
-            yield
-        finally:
-            for norm, *_ in self._pages:
-                norm.noted = None
-        change = torch.zeros_like(self._seen[0])
-        for seen in self._seen:
-            change = change.lerp(seen, self._momentum)
-        torch._foreach_add_(self._running, change.split(self._sizes))  # type: ignore[no-untyped-call]
 
 
 def set_groups(module: nn.Module, groups: int) -> None:

@@ -1,0 +1,69 @@
+"""The passes that a GPU gets, traced and compiled here without one: the numbers of plain calls."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from ssfl.algorithms.learner import Learner
+from ssfl.assemble import build_algorithm, build_method, load_federated
+from ssfl.federation.engine import DeviceOptions, Engine
+from ssfl.models.norm import BatchNorm
+from ssfl.ssl.base import Batch
+from tiny import tiny
+
+BATCH = 16
+METHODS: dict[str, dict[str, Any]] = {
+    "simsiam": {"projector_width": 16, "predictor_width": 8},
+    "byol": {"projector_width": 16, "projection_width": 8, "predictor_width": 16},
+    "swav": {"projector_width": 16, "projection_width": 8, "prototypes": 12},
+    "simclr": {"projector_width": 16, "projection_width": 8},
+}
+
+
+def learner(method: str, *, fast: bool) -> Learner:
+    """A learner as it is made for a GPU: both views in one pass, compiled if `fast`."""
+    config = tiny(ssl={"method": method, **METHODS[method]})
+    made = Learner(build_method(config, load_federated(config).dataset).train(), config.local)
+    made.method.see_views_in_one_pass()
+    for child in made.method.modules():
+        if isinstance(child, BatchNorm):
+            child.plain_ops = True
+    engine = Engine(DeviceOptions(device="cpu"))
+    engine.compile = fast
+    engine.prepare(made, build_algorithm(config), BATCH)
+    return made
+
+
+def batch(images: int, seed: int) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(torch.randn(2, images, 1, 8, 8, generator=generator))
+
+
+@pytest.fixture(autouse=True)
+def no_code_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes are traced and differentiated as on a GPU, and run without a C++ compiler's minute."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **_: compile_(f, backend="aot_eager"))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_compiled_steps_are_plain_steps(method: str) -> None:
+    ours, plain = (learner(method, fast=fast) for fast in (True, False))
+    for step, images in enumerate((BATCH, BATCH, BATCH // 2, BATCH)):  # one odd batch among them
+        for one in (ours, plain):
+            one.rate.fill_(0.05)
+            one.descend(one.loss(one(batch(images, step))))
+    assert (plain.flat.vector - learner(method, fast=False).flat.vector).abs().max() > 1e-3
+    torch.testing.assert_close(ours.flat.vector, plain.flat.vector, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_micro_batches_add_up() -> None:
+    ours, plain = (learner("simsiam", fast=fast) for fast in (True, False))
+    for one in (ours, plain):
+        one.rate.fill_(0.05)
+        for part in range(2):
+            one.share, one.last = 0.5, part == 1
+            one.descend(one.loss(one(batch(BATCH, part))))
+    torch.testing.assert_close(ours.flat.vector, plain.flat.vector, rtol=1e-4, atol=1e-5)
