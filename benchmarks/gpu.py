@@ -33,17 +33,21 @@ BASE = [
     "data.test=100",
     "server.rounds=800",
 ]
+ALGORITHMS: dict[str, list[str]] = {
+    "global": [],
+    "per-ssfl": ["algorithm.name=per-ssfl"],
+    "bilevel": ["algorithm.name=bilevel-ssfl"],
+    "maml-first": ["algorithm.name=maml-ssfl"],
+    "maml-second": ["algorithm.name=maml-ssfl", "algorithm.second_order=true"],
+    "supervised": ["ssl.method=supervised"],
+}
 ARMS: dict[str, list[str]] = {
-    "global-256": [],
-    "per-ssfl-256": ["algorithm.name=per-ssfl"],
-    "bilevel-256": ["algorithm.name=bilevel-ssfl"],
-    "maml-first-256": ["algorithm.name=maml-ssfl"],
-    "maml-second-256": ["algorithm.name=maml-ssfl", "algorithm.second_order=true"],
-    "supervised-256": ["ssl.method=supervised"],
+    f"{name}-{batch}": [*settings, f"local.batch={batch}"]
+    for batch in (256, 32)
+    for name, settings in ALGORITHMS.items()
+} | {
     "global-128": ["local.batch=128"],
     "global-64": ["local.batch=64"],
-    "global-32": ["local.batch=32"],
-    "per-ssfl-32": ["algorithm.name=per-ssfl", "local.batch=32"],
     "global-32x8": ["local.micro_batch=32"],
     "global-256-eager": ["device.compile=off"],
     "global-256-fp32": ["device.precision=fp32"],
