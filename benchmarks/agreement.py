@@ -6,9 +6,10 @@
    from the same weights, images and random numbers, how far apart the weights end, as a share of
    the weights (‖fast − plain‖ / ‖weights‖) and of the step (… / ‖plain − start‖). Stated limit:
    1e-5 of the weights. Beside it, what rounding alone does: plain against plain with the images of
-   the batch in reverse, which is the same sum in another order.
-2. Loss curves of 50 rounds: plain fp32 against fast fp32 (what rounding alone does to a curve),
-   against fast bf16 (what the precision does), and against another seed (what chance does).
+   the batch in reverse, which is the same sum in another order. Rates are the paper's for each.
+2. Loss curves of 50 rounds, of every algorithm of the paper: plain fp32 against fast fp32 (what
+   rounding alone does to a curve), against fast bf16 (what the precision does), and against another
+   seed (what chance does).
 
 Data are `shapes`, ten clients, ResNet-18 with SimSiam's heads. Prints Markdown, writes JSON.
 """
@@ -38,6 +39,7 @@ from ssfl.ssl import METHODS
 PLAIN = ["device.precision=fp32", "device.compile=off"]
 FAST_FP32 = ["device.precision=fp32"]
 FAST_BF16 = ["device.precision=bf16"]
+CURVES = ("global-ssfl", "per-ssfl", "maml-ssfl", "bilevel-ssfl")  # LA-SSFL trains as Global-SSFL
 
 
 def configuration(args: argparse.Namespace, images: int, settings: list[str]) -> Config:
@@ -140,14 +142,14 @@ def distance(a: list[float], b: list[float]) -> tuple[float, float]:
 
 
 def curves(args: argparse.Namespace, algorithm: str) -> dict[str, Any]:
-    name = f"algorithm.name={algorithm}"
     runs = {
         "plain fp32": [*PLAIN],
         "fast fp32": [*FAST_FP32],
         "fast bf16": [*FAST_BF16],
         "fast bf16, another seed": [*FAST_BF16, "seed=1"],
     }
-    found = {label: curve(args, [name, *settings]) for label, settings in runs.items()}
+    base = _settings(algorithm)
+    found = {label: curve(args, [*base, *settings]) for label, settings in runs.items()}
     reference = found["plain fp32"][0]
     return {
         label: {"losses": losses, "seconds": seconds, "distance": distance(losses, reference)}
@@ -159,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithms", nargs="*", default=[*ALGORITHMS, "maml-ssfl second-order"])
     parser.add_argument("--methods", nargs="*", default=[m for m in METHODS if m != "simsiam"])
-    parser.add_argument("--curves", nargs="*", default=["global-ssfl", "per-ssfl"])
+    parser.add_argument("--curves", nargs="*", default=list(CURVES))
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--images", type=int, default=5000, help="of the curves, over ten clients")
     parser.add_argument("--batch", type=int, default=64)
@@ -201,7 +203,9 @@ def main() -> None:
 
 def _settings(algorithm: str) -> list[str]:
     name, _, second = algorithm.partition(" ")
-    return [f"algorithm.name={name}", *(["algorithm.second_order=true"] if second else [])]
+    rate = f"local.lr={0.03 if name in ('per-ssfl', 'maml-ssfl') else 0.1}"
+    order = ["algorithm.second_order=true"] if second else []
+    return [f"algorithm.name={name}", rate, *order]
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ ALGORITHMS: dict[str, list[str]] = {
     "bilevel": ["algorithm.name=bilevel-ssfl"],
     "maml-first": ["algorithm.name=maml-ssfl"],
     "maml-second": ["algorithm.name=maml-ssfl", "algorithm.second_order=true"],
-    "supervised": ["ssl.method=supervised"],
+    "supervised": ["ssl.method=supervised", "local.lr=0.01"],  # 0.1 with a batch of 32 diverges
 }
 ARMS: dict[str, list[str]] = {
     f"{name}-{batch}": [*settings, f"local.batch={batch}"]

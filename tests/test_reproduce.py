@@ -140,9 +140,15 @@ def test_a_figure_comes_with_all_that_made_it(whole: Whole) -> None:
         assert result["device"]
         assert "commit" in result
         assert result["rounds"] == 2
-        assert result["seconds"] > 0
+        run = whole.folder / result["run"]
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        spent = {
+            k: sum(r["seconds"] for r in rows if r["kind"] == k) for k in ("round", "evaluation")
+        }
+        assert result["seconds"] == pytest.approx(spent["round"])
+        assert result["evaluation_seconds"] > spent["evaluation"] > 0
         assert result["config"]["seed"] == result["seed"]
-        assert (whole.folder / result["run"] / "final.json").is_file()
+        assert (run / "final.json").is_file()
     personal = next(r for r in raw["results"] if r["arm"] == "personal")
     clients = personal["figures"]["personal_knn"]["clients"]
     assert len(clients) == 3

@@ -70,6 +70,7 @@ def result_of(
     with contextlib.suppress(KeyError):
         for name in ("global_knn", "personal_knn"):
             figures.setdefault(name, Figure.of(found[name]))
+    between = sum(row["seconds"] for row in run.metrics if row["kind"] == "evaluation")
     facts = run.facts
     device = pick_device(job.config.device.device)
     return Result(
@@ -85,7 +86,7 @@ def result_of(
         health=health,
         curve=_curve(record),
         seconds=run.final["seconds"],
-        evaluation_seconds=found.seconds.get("total", 0.0),
+        evaluation_seconds=between + found.seconds.get("total", 0.0),
         command=command,
         commit=made.commit(),
         version=ssfl.__version__,

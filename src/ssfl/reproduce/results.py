@@ -73,6 +73,7 @@ class Result(Section):
     seconds: float = 0.0
     """In training."""
     evaluation_seconds: float = 0.0
+    """Between rounds and at the end."""
     command: str = ""
     commit: str | None = None
     version: str = ""
