@@ -39,6 +39,7 @@ from ssfl.ssl import METHODS
 PLAIN = ["device.precision=fp32", "device.compile=off"]
 FAST_FP32 = ["device.precision=fp32"]
 FAST_BF16 = ["device.precision=bf16"]
+RATES = {"per-ssfl": 0.03, "maml-ssfl": 0.03}  # appendix F; all others 0.1
 CURVES = ("global-ssfl", "per-ssfl", "maml-ssfl", "bilevel-ssfl")  # LA-SSFL trains as Global-SSFL
 
 
@@ -203,9 +204,8 @@ def main() -> None:
 
 def _settings(algorithm: str) -> list[str]:
     name, _, second = algorithm.partition(" ")
-    rate = f"local.lr={0.03 if name in ('per-ssfl', 'maml-ssfl') else 0.1}"
     order = ["algorithm.second_order=true"] if second else []
-    return [f"algorithm.name={name}", rate, *order]
+    return [f"algorithm.name={name}", f"local.lr={RATES.get(name, 0.1)}", *order]
 
 
 if __name__ == "__main__":

@@ -54,7 +54,10 @@ ARMS: dict[str, list[str]] = {
 }
 
 VIEW_FLOPS = 0.56e9 * 2 * 3
-"""ResNet-18 at 32 px is 0.56 GMAC a view; a step is a forward and twice that backward."""
+"""ResNet-18 at 32 px is 0.56 GMAC a view; a pass is a forward and twice that backward."""
+PASSES = {"supervised": 1, "global": 2}
+"""Passes of a view that an image takes in a step; 4 in all others, which train two models or, in
+MAML, one model twice (what second order takes beyond that is not counted)."""
 
 
 def matmul_ceiling(size: int = 8192, repeats: int = 20) -> float:
@@ -154,7 +157,7 @@ def main() -> None:
             results["arms"][name] = {"error": f"{type(error).__name__}: {error}"}
             print(f"| {arm} | {workers} | failed: {type(error).__name__} | | | | | |", flush=True)
             continue
-        work = VIEW_FLOPS * (1 if arm.startswith("supervised") else 2)
+        work = VIEW_FLOPS * PASSES.get(arm.partition("-")[0], 4)
         share = found["images_per_second"] * work / (ceiling * 1e12)
         results["arms"][name] = found | {"matmul_share": share}
         print(

@@ -13,6 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import ssfl
 from ssfl.commands.reproduce import reproduce as command
 from ssfl.config import load_config
 from ssfl.errors import ConfigError
@@ -492,6 +493,19 @@ def test_every_arm_is_a_valid_configuration_with_known_figures(name: str) -> Non
             assert protocol_of(figure, study.options)
 
 
+def test_settings_of_a_study_hold_for_every_arm_but_where_it_says_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(
+        'title = "Own"\nrepeats = "nothing"\nfigures = ["global_knn"]\n'
+        'settings = ["local.lr=0.5", "local.batch=7"]\n'
+        '[[arms]]\nname = "as-it-is"\nlabel = "a"\nrecipe = "digits"\n'
+        '[[arms]]\nname = "slow"\nlabel = "b"\nrecipe = "digits"\nsettings = ["local.lr=0.1"]\n'
+    )
+    study = load_study(path)[1]
+    found = [study.config(arm, name="x", seed=0, rounds=1).local for arm in study.arms]
+    assert [(local.lr, local.batch) for local in found] == [(0.5, 7), (0.1, 7)]
+
+
 @pytest.mark.parametrize("name", PAPER)
 def test_tables_have_the_papers_figures(name: str) -> None:
     study = studies()[name]
@@ -637,13 +651,14 @@ def test_partitions_are_drawn_without_training(tmp_path: Path) -> None:
         '[[arms]]\nname = "skewed"\nlabel = "Skewed"\nrecipe = "digits"\n'
     )
     (tmp_path / "parts.toml").write_text(text)
-    found = reproduce(tmp_path / "parts.toml", out=tmp_path / "out")
+    found = reproduce(tmp_path / "parts.toml", out=tmp_path / "out", command="typed")
     part = found.partitions["skewed"]
     assert isinstance(part, Partition)
     assert sum(part.sizes) == sum(map(sum, part.counts))
     assert (tmp_path / "out/parts/skewed/partition_labels.png").is_file()
     page = (tmp_path / "out/parts/README.md").read_text()
     assert "(skewed/partition_labels.png)" in page
+    assert f"- `typed`; ssfl {ssfl.__version__}, commit " in page
     assert "**Skewed**" in page
 
 

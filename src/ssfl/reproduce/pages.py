@@ -9,7 +9,7 @@ from pathlib import Path
 from ssfl.errors import DataError
 from ssfl.files import write_text
 from ssfl.report.words import duration
-from ssfl.reproduce.results import Result, Row, StudyResult, load_result
+from ssfl.reproduce.results import Partition, Result, Row, StudyResult, load_result
 from ssfl.reproduce.study import HEALTH, Study, figure_title, studies
 
 _NONE = "–"
@@ -66,8 +66,8 @@ def _body(found: StudyResult, folder: Path, prefix: str) -> list[str]:
         parts += _pictures(folder / arm, f"{prefix}{arm}/")
     parts += _pictures(folder, prefix)
     parts += _left(found)
-    if found.results:
-        parts.append(_making(found.results, f"{prefix}results.json"))
+    if found.results or found.partitions:
+        parts.append(_making(found, f"{prefix}results.json"))
     return parts
 
 
@@ -144,23 +144,25 @@ def _left(found: StudyResult) -> list[str]:
     return ["Not run:\n\n" + "\n".join(lines)] if lines else []
 
 
-def _making(results: Sequence[Result], where: str) -> str:
-    """How the figures were made, each way once."""
+def _making(found: StudyResult, where: str) -> str:
+    """How figures and pictures were made, each way once."""
     ways: dict[tuple[str, ...], list[Result]] = {}
-    for result in results:
-        commit = (result.commit or "unknown").replace("+", " with changes")
-        key = (result.command, commit, result.version, result.device)
-        ways.setdefault(key, []).append(result)
+    for result in found.results:
+        ways.setdefault((result.command, _program(result), result.device), []).append(result)
     lines = []
-    for (command, commit, version, device), group in ways.items():
+    for (command, program, device), group in ways.items():
         seconds = sum(r.seconds + r.evaluation_seconds for r in group)
         runs = "1 run" if len(group) == 1 else f"{len(group)} runs"
-        lines.append(
-            f"- `{command}`: {runs}, {duration(seconds)} on {device}; "
-            f"ssfl {version}, commit {commit}"
-        )
+        lines.append(f"- `{command}`: {runs}, {duration(seconds)} on {device}; {program}")
+    drawn = {(part.command, _program(part)) for part in found.partitions.values()}
+    lines += [f"- `{command}`; {program}" for command, program in sorted(drawn)]
     lines.append(f"- every figure, with seed, seconds and per-client values: [{where}]({where})")
     return "Made by:\n\n" + "\n".join(lines)
+
+
+def _program(made: Result | Partition) -> str:
+    commit = (made.commit or "unknown").replace("+", " with changes")
+    return f"ssfl {made.version}, commit {commit}"
 
 
 def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:

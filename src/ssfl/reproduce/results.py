@@ -107,6 +107,9 @@ class Partition(Section):
     classes: list[str] = Field(default_factory=list)
     counts: list[list[int]] = Field(default_factory=list)
     """Images of each class, client by client."""
+    command: str = ""
+    commit: str | None = None
+    version: str = ""
 
 
 class Row(Section):

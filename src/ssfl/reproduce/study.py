@@ -122,6 +122,8 @@ class Study(Section):
     """Seeds that are run unless told otherwise."""
     figures: tuple[str, ...] = ()
     """The figures that count, for arms that name none."""
+    settings: tuple[str, ...] = ()
+    """`section.key=value` on top of every arm's recipe, before the arm's own."""
     sort: str = ""
     """The figure by which tables are sorted, best first; the order of the arms if not given."""
     baseline: str = ""
@@ -178,7 +180,7 @@ class Study(Section):
         self, arm: Arm, *, name: str, seed: int, rounds: int | None, settings: tuple[str, ...] = ()
     ) -> Config:
         """An arm's configuration; with few rounds it is looked at more often, for the curves."""
-        given = [*arm.settings, *settings, f"seed={seed}", f'name="{name}"']
+        given = [*self.settings, *arm.settings, *settings, f"seed={seed}", f'name="{name}"']
         if rounds is not None:
             given.append(f"server.rounds={rounds}")
         config = load_config(arm.recipe, given)

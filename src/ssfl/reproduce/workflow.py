@@ -7,6 +7,7 @@ what was done is kept, and the same command goes on with it.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import ssfl
 from ssfl.assemble import load_federated
 from ssfl.data.pictures import save_partition_pictures
 from ssfl.errors import CheckpointError, ConfigError, FederationError
@@ -55,7 +56,8 @@ def reproduce(
     _check_settings(settings, asked, rounds)
     made_up, more = _stand_in(study, chosen, folder, settings, synthetic_data)
     if study.pictures_only:
-        return _draw(label, study, chosen, folder, [*settings, *more], made_up)
+        typed = command or made.command_line()
+        return _draw(label, study, chosen, folder, [*settings, *more], made_up, typed)
 
     def planned(rounds: int | None) -> Plan:
         jobs = plan(
@@ -254,6 +256,7 @@ def _draw(
     folder: Path,
     settings: Sequence[str],
     made_up: bool,
+    command: str,
 ) -> StudyResult:
     """A study of pictures: the partition of every arm, drawn."""
     parts = {}
@@ -274,6 +277,9 @@ def _draw(
             sizes=data.sizes().tolist(),
             classes=list(data.dataset.classes or ()) if counts is not None else [],
             counts=counts.tolist() if counts is not None else [],
+            command=command,
+            commit=made.commit(),
+            version=ssfl.__version__,
         )
     now = StudyResult(name=name, study=study, partitions=parts)
     before = load_result(folder / "results.json")
