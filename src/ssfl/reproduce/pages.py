@@ -156,7 +156,9 @@ def _making(found: StudyResult, where: str) -> str:
         lines.append(f"- `{command}`: {runs}, {duration(seconds)} on {device}; {program}")
     drawn = {(part.command, _program(part)) for part in found.partitions.values()}
     lines += [f"- `{command}`; {program}" for command, program in sorted(drawn)]
-    lines.append(f"- every figure, with seed, seconds and per-client values: [{where}]({where})")
+    figures = "every figure, with seed, seconds and per-client values"
+    what = figures if found.results else "the same in numbers"
+    lines.append(f"- {what}: [{where}]({where})")
     return "Made by:\n\n" + "\n".join(lines)
 
 
