@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ssfl.algorithms.learner import Learner, effective_steps
 from ssfl.algorithms.options import LocalOptions
 from ssfl.federation.aggregate import Aggregator, Update
+from ssfl.models.norm import BatchNorm
 from ssfl.ssl.base import Batch, Method, Outputs
 
 PLAIN = LocalOptions(lr=0.1, momentum=0.0, weight_decay=0.0)
@@ -30,6 +31,31 @@ def test_momentum_and_weight_decay_by_hand():
     assert learner.flat.trainable.item() == pytest.approx(0.88)
     descend(learner, 0.0)  # g = 0.88 + 0.176 = 1.056; v = 0.6 + 1.056 = 1.656; w = 0.7144
     assert learner.flat.trainable.item() == pytest.approx(0.7144)
+
+
+def test_weight_decay_may_spare_norms_and_biases_as_torchs_parameter_groups_do():
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), BatchNorm(4), nn.Flatten(), nn.Linear(16, 5))
+
+    local = LocalOptions(lr=0.1, momentum=0.9, weight_decay=0.3, decay_norms=False)
+    method = Method(Nothing())
+    method.projector = model()
+    learner, oracle = Learner(method, local), model()
+    learner.rate.fill_(local.lr)
+    groups = [
+        {"params": [p], "weight_decay": 0.3 if p.ndim > 1 else 0.0} for p in oracle.parameters()
+    ]
+    sgd = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    for step in range(3):
+        images = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(step))
+        learner.descend(method.projector(images).square().mean())
+        sgd.zero_grad()
+        oracle(images).square().mean().backward()
+        sgd.step()
+    ours = dict(method.projector.named_parameters())
+    for name, theirs in oracle.named_parameters():
+        torch.testing.assert_close(ours[name], theirs, msg=name)
 
 
 def test_an_anchor_and_a_drift_add_to_the_gradient_by_hand():

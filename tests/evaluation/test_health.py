@@ -1,6 +1,7 @@
 """Label-free health against closed forms and longhand NumPy."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,6 +101,15 @@ def test_rectified_features_of_a_few_clusters_are_not_called_collapsed() -> None
     centres = gaussian(10, 128, seed=1)
     x = (centres[torch.arange(500) % 10] + 0.3 * gaussian(500, 128)).relu()
     assert collapsed(health(x)) is None
+
+
+def test_an_encoder_that_withers_is_told_so_before_it_collapses() -> None:
+    sound = health(gaussian(100, 8))
+    assert collapsed(replace(sound, epsilon_share=0.4)) is None
+    sentence = collapsed(replace(sound, epsilon_share=0.8))
+    assert sentence is not None
+    assert "80%" in sentence
+    assert "weight_decay" in sentence
 
 
 def test_alignment_is_there_only_with_a_second_view() -> None:

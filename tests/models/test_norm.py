@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ssfl.models.norm import BatchNorm, set_groups
+from ssfl.models.norm import BatchNorm, epsilon_share, set_groups
 
 SHAPES = [(12, 5), (12, 5, 4, 3)]
 
@@ -170,3 +170,22 @@ def test_compiled_gradients_are_those_of_plain_calls(dtype):
     for plain, ours in zip(*gradients, strict=True):
         assert plain.abs().max() > 0
         torch.testing.assert_close(ours, plain)
+
+
+def test_what_is_lost_to_epsilon_is_that_of_the_worst_norm_by_hand():
+    fine, bad = BatchNorm(2), BatchNorm(3)
+    with torch.no_grad():
+        bad.running_var.copy_(torch.tensor([1e-5, 3e-5, 0.0]))
+        bad.weight.copy_(torch.tensor([1.0, 2.0, 0.0]))  # the dead channel has no part in it
+    assert epsilon_share(nn.Sequential(fine)) == pytest.approx(1e-5, rel=1e-3)
+    # (1²·½ + 2²·¼) / (1² + 2²)
+    assert epsilon_share(nn.Sequential(fine, bad)) == pytest.approx(0.3)
+    assert epsilon_share(nn.Linear(2, 2)) == 0
+
+
+def test_what_is_lost_to_epsilon_is_lost_by_the_output():
+    norm, images = BatchNorm(4), some((64, 4, 5, 5)) * 4e-3
+    norm.momentum = 1.0
+    lost = 1 - norm(images).var(dim=(0, 2, 3), correction=0).mean()
+    assert epsilon_share(norm) == pytest.approx(lost.item(), rel=1e-2)
+    assert 0.05 < lost < 0.5

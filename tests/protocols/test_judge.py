@@ -98,9 +98,11 @@ def test_linear_figures_agree_with_scikit_learn_on_local_and_on_all_test_images(
 ) -> None:
     train_, test = data.dataset.train, data.dataset.test
     for client in data.clients():
-        peer = LogisticRegression(C=1.0, max_iter=5000)
-        peer.fit(features(personal, client, train_.pixels), train_.labels.numpy())
-        right = peer.predict(features(personal, client, test.pixels)) == test.labels.numpy()
+        seen, unseen = (features(personal, client, part.pixels) for part in (train_, test))
+        length = (seen - seen.mean(0)).std()
+        peer = LogisticRegression(C=1.0, max_iter=5000, tol=1e-8)
+        peer.fit(seen / length, train_.labels.numpy())
+        right = peer.predict(unseen / length) == test.labels.numpy()
         local = right[data.test_indices(client).numpy()].mean()
         assert found["personal_linear"].clients[client] == pytest.approx(local, abs=0.005)
         everywhere = found["personal_linear_global"].clients[client]
@@ -327,11 +329,13 @@ def test_every_evaluation_of_a_run_without_labels_has_all_health_figures_of_ever
             assert figures["effective_rank"] > 1
             assert figures["uniformity"] < 0
             assert 0 < figures["alignment"] < 4
+            assert 0 < figures["epsilon_share"] < 0.01
     # What the last round said is what the protocol finds on the same images.
     health = evaluate(run).health
     for who, figures in {"global": rows[-1], **rows[-1]["clients"]}.items():
         assert figures["alignment"] == pytest.approx(health[who]["alignment"], rel=1e-4)
         assert figures["uniformity"] == pytest.approx(health[who]["uniformity"], rel=1e-4)
+        assert figures["epsilon_share"] == pytest.approx(health[who]["epsilon_share"])
 
 
 def test_an_unknown_protocol_is_named_with_those_that_exist(shared: Run) -> None:

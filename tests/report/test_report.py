@@ -67,6 +67,7 @@ def test_every_figure_of_a_run_is_drawn_in_a_real_browser(
         "std_ratio",
         "uniformity",
         "alignment",
+        "epsilon_share",
         "personal_linear",
         "personal_linear_global",
         "personal_knn",

@@ -45,6 +45,7 @@ class Learner:
         self._names = [
             e.name for e in self.flat.layout.entries if e.kind in (Kind.WEIGHT, Kind.NORM)
         ]
+        self._decay = None if options.decay_norms else self._decay_of_each()
         self._constant_rate = self._predictor() if options.predictor_rate == "constant" else None
         self.forward: Forward = self._forward
         self.update: Callable[[Tensor], None] = self._update
@@ -82,7 +83,9 @@ class Learner:
     def _update(self, gradient: Tensor) -> None:
         """PyTorch's SGD, then a clean slate: g += wd·θ; v = μ·v + g; θ −= β·v; g = 0."""
         theta, options = self.flat.trainable, self._options
-        if options.weight_decay:
+        if self._decay is not None:
+            gradient.addcmul_(theta, self._decay)
+        elif options.weight_decay:
             gradient.add_(theta, alpha=options.weight_decay)
         self.momentum.mul_(options.momentum).add_(gradient)
         if self._constant_rate is None:
@@ -147,6 +150,14 @@ class Learner:
             yield
         finally:
             self.rate.copy_(before)
+
+    def _decay_of_each(self) -> Tensor:
+        """Weight decay number by number: none of what has one dimension, scales, shifts, biases."""
+        decay = torch.zeros_like(self.flat.gradient)
+        for entry in self.flat.layout.entries:
+            if entry.name in self._names and len(entry.shape) > 1:
+                decay[entry.range] = self._options.weight_decay
+        return decay
 
     def _predictor(self) -> tuple[int, int] | None:
         prefix = self.method.predictor_prefix

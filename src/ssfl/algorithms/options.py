@@ -24,7 +24,9 @@ class LocalOptions(Section):
     momentum: float = Field(0.9, ge=0, lt=1)
     """SGD momentum."""
     weight_decay: float = Field(5e-4, ge=0)
-    """SGD weight decay, on all parameters."""
+    """SGD weight decay."""
+    decay_norms: bool = True
+    """Weight decay pulls on batch-norm scales and shifts and on biases too, as in the paper."""
     max_gradient: float = Field(0.0, ge=0)
     """Longest gradient of the loss that a step follows; longer ones are shortened to it, in inner
     steps too (0: no limit)."""

@@ -129,7 +129,7 @@ def _show_health(found: "Evaluation") -> None:
     console.print("[bold]Health, without labels[/]")
     table = Table(box=None)
     table.add_column("encoder")
-    names = ("effective_rank", "std_ratio", "uniformity", "alignment")
+    names = ("effective_rank", "std_ratio", "uniformity", "alignment", "epsilon_share")
     for name in names:
         table.add_column(name.replace("_", " "), justify="right")
     for who, figures in found.health.items():

@@ -36,6 +36,8 @@ class Health:
     """Log mean Gaussian potential of pairs: 0 when all are one, lower is more even."""
     alignment: float | None = None
     """Mean squared distance of an image's two views; lower is closer. None without views."""
+    epsilon_share: float | None = None
+    """What the worst batch norm loses to its ε, 0 to 1. None where only features are known."""
     dimensions: int = 0
 
 
@@ -62,12 +64,13 @@ def healths(features: Sequence[Tensor]) -> list[Health]:
 
 
 def collapsed(health: Health) -> str | None:
-    """One sentence if the features look collapsed or broken, else None.
+    """One sentence if the encoder looks collapsed or broken, else None.
 
     Two ways to collapse, each with its own sign. Complete: every image gets one direction and the
     spread goes to 0 (a constant plus 3 % noise has a ratio of 0.03). 0.05 is half of what an
     untrained ResNet-18 shows, so a run's first round does not set it off. Dimensional: images lie
-    on a line, where the spread may look fine but fewer than two dimensions are in use.
+    on a line, where the spread may look fine but fewer than two dimensions are in use. Before
+    either, an encoder may wither: batch norms that lose half of what they get to their ε.
     """
     if math.isnan(health.std):
         return "features are not finite: training has diverged, try a lower learning rate"
@@ -80,6 +83,12 @@ def collapsed(health: Health) -> str | None:
         return (
             f"features look collapsed: they use {health.effective_rank:.1f} of "
             f"{health.dimensions} dimensions"
+        )
+    if health.epsilon_share is not None and health.epsilon_share > 0.5:
+        return (
+            "weight decay has shrunk the weights until batch norm no longer normalises "
+            f"({health.epsilon_share:.0%} of a layer is lost to its ε): lower local.weight_decay "
+            "or set local.decay_norms = false"
         )
     return None
 

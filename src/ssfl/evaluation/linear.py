@@ -29,8 +29,8 @@ class LinearOptions(Section):
     solver: Literal["lbfgs", "sgd"] = "lbfgs"
     """Per-encoder probe: `lbfgs` to the optimum, or `sgd` with the federated settings below."""
     l2: float = Field(1.0, ge=0)
-    """L2 penalty, on the weights and not the bias: scikit-learn's 1/C, in the lbfgs probe and,
-    with `standardise`, in the federated classifier."""
+    """L2 penalty, on the weights and not the bias, of features scaled to a mean square of one:
+    scikit-learn's 1/C, in the lbfgs probe and, with `standardise`, in the federated classifier."""
     iterations: int = Field(200, ge=1)
     """Most iterations of lbfgs."""
     tolerance: float = Field(3e-4, gt=0)
@@ -270,15 +270,16 @@ def _pooled(x: Tensor, l2: float) -> tuple[Tensor, Tensor, Tensor]:
     SGD's steps are of the right length, and the penalty there.
 
     In the eigenbasis of the covariance, each direction is scaled by the root of Böhning's bound on
-    the objective's curvature, ½·λ + l2/n. Then no curvature exceeds one, whatever the encoder, and
-    the optimum is that of the probe.
+    the objective's curvature, ½·λ + l2/n · mean(λ). Then no curvature exceeds one, whatever the
+    encoder, and the optimum is that of the probe.
     """
     mean = x.mean(0)
     centred = x - mean
     values, vectors = torch.linalg.eigh((centred.T @ centred).double() / len(x))
-    ridge = max(l2 / len(x), 1e-6 * float(values.clamp_min(0).mean()), 1e-30)
-    bound = 0.5 * values.clamp_min(0) + ridge
-    return mean, (vectors / bound.sqrt()).to(x.dtype), (l2 / len(x) / bound).to(x.dtype)
+    square = float(values.clamp_min(0).mean())
+    penalty = l2 / len(x) * square
+    bound = 0.5 * values.clamp_min(0) + max(penalty, 1e-6 * square, 1e-30)
+    return mean, (vectors / bound.sqrt()).to(x.dtype), (penalty / bound).to(x.dtype)
 
 
 def _shuffled(owner: Tensor, epochs: int, seed: int, number: int) -> Tensor:

@@ -1,6 +1,9 @@
 """Multinomial logistic regression to its optimum, for several encoders' features at once.
 
-The objective is scikit-learn's (mean cross-entropy + l2/(2n)·|W|², bias free). The solver is
+The objective is scikit-learn's (mean cross-entropy + l2/(2n)·|W|², bias free) on features scaled,
+by one number, to a mean square of one: how long features are says nothing about an encoder (weight
+decay can make them a hundred times shorter), so it must not decide how hard the penalty is. The
+solver is
 L-BFGS started from the inverse of Böhning's (1992) bound on the Hessian, ½·Cov + l2/n, which
 takes most of the conditioning away: 20 to 40 iterations where scikit-learn takes hundreds. Logits
 are linear along a search direction, so the line search needs no further product with the features.
@@ -85,7 +88,7 @@ def fit_logistics(
     x -= mean
     scale = x.square().mean((1, 2), keepdim=True).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
     x /= scale
-    problem = _problem(x, labels, l2 / scale.square())
+    problem = _problem(x, labels, l2)
     model = _minimise(problem, classes, iterations, tolerance)
     weight = model[..., :-1] / scale
     bias = model[..., -1] - (weight @ mean.mT)[..., 0]
@@ -93,9 +96,9 @@ def fit_logistics(
     return Logistic(weight, bias, loss.flatten().tolist())
 
 
-def _problem(x: Tensor, labels: Tensor, l2: Tensor) -> _Problem:
+def _problem(x: Tensor, labels: Tensor, l2: float) -> _Problem:
     encoders, count, width = x.shape
-    penalty = F.pad((l2 / count).expand(-1, -1, width), (0, 1))
+    penalty = F.pad(x.new_full((encoders, 1, width), l2 / count), (0, 1))
     gram = _over_images(x.mT, x).double() / count
     # A little damped: the bound is only a guide, so rounding must not make it fail.
     damping = 1e-6 * gram.diagonal(dim1=1, dim2=2).sum(1)

@@ -1,7 +1,8 @@
 """Label-free figures of one encoder on one holder's images: what a site without labels goes by.
 
 Spread, effective rank and uniformity are of its features; alignment is how close it brings two
-views of the same few images. The views are drawn alike every time, so rounds can be compared.
+views of the same few images, and the share of ε what its batch norms lose. The views are drawn
+alike every time, so rounds can be compared.
 """
 
 import math
@@ -14,6 +15,7 @@ from ssfl.data.images import Images
 from ssfl.evaluation.features import extract
 from ssfl.evaluation.health import Health, alignment, health
 from ssfl.federation.trainer import Trainer
+from ssfl.models.norm import epsilon_share
 from ssfl.seeding import torch_generator
 
 ALIGNED = 128
@@ -29,7 +31,11 @@ def wellbeing(
         return found
     pixels = trainer.engine.resident(images).pixels
     rows = torch.arange(len(images)) if rows is None else rows
-    return replace(found, alignment=two_views(trainer, encoder, pixels[thin(rows, ALIGNED)]))
+    return replace(
+        found,
+        alignment=two_views(trainer, encoder, pixels[thin(rows, ALIGNED)]),
+        epsilon_share=epsilon_share(encoder),
+    )
 
 
 def two_views(trainer: Trainer, encoder: nn.Module, pixels: Tensor) -> float:
@@ -58,7 +64,8 @@ def on_record(found: Health) -> dict[str, float]:
         "effective_rank": found.effective_rank,
         "uniformity": found.uniformity,
     }
-    return row if found.alignment is None else row | {"alignment": found.alignment}
+    more = {"alignment": found.alignment, "epsilon_share": found.epsilon_share}
+    return row | {name: value for name, value in more.items() if value is not None}
 
 
 def thin(rows: Tensor, limit: int) -> Tensor:

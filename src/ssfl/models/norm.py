@@ -165,3 +165,20 @@ def set_groups(module: nn.Module, groups: int) -> None:
     for child in module.modules():
         if isinstance(child, BatchNorm):
             child.groups = groups
+
+
+@torch.no_grad()
+def epsilon_share(module: nn.Module) -> float:
+    """What the worst batch norm inside `module` loses to its ε: 0 is nothing, 1 is everything.
+
+    A channel of variance σ² and scale γ leaves with a variance of γ²·σ²/(σ² + ε) where γ² was
+    meant. Weight decay can shrink weights until σ² is no larger than ε: then nothing is normalised
+    any more, and every layer passes on less than it was given.
+    """
+    shares = [torch.zeros(())]
+    for norm in module.modules():
+        if isinstance(norm, BatchNorm):
+            share = norm.eps / (norm.running_var + norm.eps)
+            meant = torch.ones_like(share) if norm.weight is None else norm.weight.square()
+            shares.append(((meant * share).sum() / meant.sum().clamp_min(1e-30)).cpu())
+    return float(torch.stack(shares).max())

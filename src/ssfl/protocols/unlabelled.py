@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ssfl.evaluation.health import ROWS, healths
 from ssfl.federation.wellbeing import ALIGNED, thin, two_views
+from ssfl.models.norm import epsilon_share
 from ssfl.protocols.bench import GLOBAL, Bench
 
 Figures = dict[str, dict[str, float | None]]
@@ -23,7 +24,7 @@ class Wellbeing:
 
     def __init__(self, bench: Bench, *, features_known: bool) -> None:
         self._bench, self._features_known = bench, features_known
-        self._seen: dict[int, tuple[Tensor, float]] = {}
+        self._seen: dict[int, tuple[Tensor, dict[str, float]]] = {}
 
     def see(self, who: int) -> None:
         """Keep what this encoder makes of a sample of its images."""
@@ -36,7 +37,7 @@ class Wellbeing:
             features = bench.train_features(who)[sample]
         else:
             features = bench.features_of(who, bench.trainer.pixels[sample])
-        self._seen[who] = features, self._alignment(who, rows)
+        self._seen[who] = features, self._of_the_encoder(who, rows)
 
     def figures(self) -> Figures:
         """Of all encoders seen since the last time."""
@@ -45,13 +46,17 @@ class Wellbeing:
         return {
             "global" if who == GLOBAL else str(who): {
                 name: value if value is None or math.isfinite(value) else None
-                for name, value in (asdict(figures) | {"alignment": aligned}).items()
+                for name, value in (asdict(figures) | more).items()
             }
-            for (who, (_, aligned)), figures in zip(seen.items(), found, strict=True)
+            for (who, (_, more)), figures in zip(seen.items(), found, strict=True)
         }
 
-    def _alignment(self, who: int, rows: Tensor) -> float:
-        """How close two views of the same few images come."""
+    def _of_the_encoder(self, who: int, rows: Tensor) -> dict[str, float]:
+        """What features alone don't tell."""
         bench = self._bench
+        encoder = bench.encoder(who)
         pixels = bench.trainer.pixels[thin(rows, ALIGNED).to(bench.device)]
-        return two_views(bench.trainer, bench.encoder(who), pixels)
+        return {
+            "alignment": two_views(bench.trainer, encoder, pixels),
+            "epsilon_share": epsilon_share(encoder),
+        }

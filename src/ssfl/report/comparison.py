@@ -24,6 +24,7 @@ _HEALTH = {
     "std_ratio": "Feature spread",
     "uniformity": "Uniformity",
     "alignment": "Alignment",
+    "epsilon_share": "Lost to ε",
 }
 
 

@@ -107,6 +107,7 @@ def _curves(record: Record) -> str:
         ("std_ratio", "Feature spread", "1: directions fill the sphere; 0: collapse."),
         ("uniformity", "Uniformity", "Lower is more even; 0 when all features are one."),
         ("alignment", "Alignment", "Distance of an image's two views; lower is closer."),
+        ("epsilon_share", "Lost to ε", "What the worst batch norm loses to its ε; 0 is nothing."),
     )
     for name, title, note in health:
         points = record.curve("evaluation", name)
@@ -218,6 +219,7 @@ def _health_table(record: Record) -> str:
         "std_ratio": "Feature spread: 1 is even, 0 is collapse",
         "uniformity": "Uniformity: lower is more even",
         "alignment": "Alignment: how far an image's two views are apart",
+        "epsilon_share": "Lost to ε: what the worst batch norm fails to normalise, 0 to 1",
     }
     first, last = (record.evaluations[0] if record.evaluations else {}), record.last
     rows = [

@@ -25,6 +25,7 @@ HEALTH = {
     "std_ratio": "Spread of Θ's features (1 is ideal)",
     "uniformity": "Uniformity of Θ's features (lower is better)",
     "alignment": "Distance of two views in Θ's features",
+    "epsilon_share": "Share that Θ's worst batch norm loses to its ε",
 }
 """Label-free figures of Θ that may count beside accuracies."""
 

@@ -1,7 +1,7 @@
 """A classifier from a handful of labels: logistic regression on frozen features.
 
-Features are centred and scaled by one number, so that the usual penalty (scikit-learn's C = 1)
-means the same for every encoder.
+The penalty is the usual one (scikit-learn's C = 1) on features of unit scale, so it means the same
+for every encoder.
 """
 
 import csv
@@ -39,16 +39,8 @@ def fit_classifier(features: Tensor, labels: list[str]) -> Classifier:
     if len(classes) < 2:
         raise DataError("a classifier needs labels of at least two classes")
     targets = torch.tensor([classes.index(label) for label in labels])
-    weight, bias = _fit(features, targets, len(classes))
+    weight, bias, _ = fit_logistic(features, targets, len(classes))
     return Classifier(classes, weight, bias, _cross_validate(features, targets, len(classes)))
-
-
-def _fit(features: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    mean = features.mean(0)
-    scale = float((features - mean).square().mean().sqrt()) or 1.0
-    weight, bias, _ = fit_logistic((features - mean) / scale, targets, classes)
-    weight = weight / scale
-    return weight, bias - weight @ mean
 
 
 def _cross_validate(features: Tensor, targets: Tensor, classes: int) -> float | None:
@@ -64,7 +56,7 @@ def _cross_validate(features: Tensor, targets: Tensor, classes: int) -> float | 
     right = 0
     for held_out in range(folds):
         seen, unseen = fold != held_out, fold == held_out
-        weight, bias = _fit(features[seen], targets[seen], classes)
+        weight, bias, _ = fit_logistic(features[seen], targets[seen], classes)
         guesses = (features[unseen] @ weight.T + bias).argmax(1)
         right += int((guesses == targets[unseen]).sum())
     return right / len(targets)
