@@ -12,10 +12,10 @@ from ssfl.errors import DataError
 from ssfl.evaluation.health import (
     Health,
     alignment,
-    collapsed,
     effective_rank,
     feature_std,
     health,
+    trouble,
     uniformity,
 )
 
@@ -29,7 +29,7 @@ def test_isotropic_features_fill_the_sphere_and_use_every_dimension() -> None:
     assert figures.std_ratio == pytest.approx(1, abs=0.02)
     assert figures.std == pytest.approx(1 / math.sqrt(32), rel=0.02)
     assert figures.effective_rank == pytest.approx(32, rel=0.01)
-    assert collapsed(figures) is None
+    assert trouble(figures) is None
 
 
 def test_std_is_numpys_on_normalised_rows() -> None:
@@ -91,7 +91,7 @@ def test_uniformity_is_the_log_mean_potential_of_all_pairs() -> None:
     ids=["constant", "constant with noise", "a line", "diverged", "dead"],
 )
 def test_collapse_is_named_in_one_sentence(features: Tensor, word: str) -> None:
-    sentence = collapsed(health(features))
+    sentence = trouble(health(features))
     assert sentence is not None
     assert word in sentence
     assert "\n" not in sentence
@@ -100,13 +100,13 @@ def test_collapse_is_named_in_one_sentence(features: Tensor, word: str) -> None:
 def test_rectified_features_of_a_few_clusters_are_not_called_collapsed() -> None:
     centres = gaussian(10, 128, seed=1)
     x = (centres[torch.arange(500) % 10] + 0.3 * gaussian(500, 128)).relu()
-    assert collapsed(health(x)) is None
+    assert trouble(health(x)) is None
 
 
 def test_an_encoder_that_withers_is_told_so_before_it_collapses() -> None:
     sound = health(gaussian(100, 8))
-    assert collapsed(replace(sound, epsilon_share=0.4)) is None
-    sentence = collapsed(replace(sound, epsilon_share=0.8))
+    assert trouble(replace(sound, epsilon_share=0.4)) is None
+    sentence = trouble(replace(sound, epsilon_share=0.8))
     assert sentence is not None
     assert "80%" in sentence
     assert "weight_decay" in sentence

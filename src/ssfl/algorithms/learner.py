@@ -155,7 +155,7 @@ class Learner:
         """Weight decay number by number: none of what has one dimension, scales, shifts, biases."""
         decay = torch.zeros_like(self.flat.gradient)
         for entry in self.flat.layout.entries:
-            if entry.name in self._names and len(entry.shape) > 1:
+            if entry.kind is Kind.WEIGHT and len(entry.shape) > 1:
                 decay[entry.range] = self._options.weight_decay
         return decay
 

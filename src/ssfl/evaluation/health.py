@@ -63,7 +63,7 @@ def healths(features: Sequence[Tensor]) -> list[Health]:
     return found
 
 
-def collapsed(health: Health) -> str | None:
+def trouble(health: Health) -> str | None:
     """One sentence if the encoder looks collapsed or broken, else None.
 
     Two ways to collapse, each with its own sign. Complete: every image gets one direction and the

@@ -1,12 +1,12 @@
 """Multinomial logistic regression to its optimum, for several encoders' features at once.
 
 The objective is scikit-learn's (mean cross-entropy + l2/(2n)·|W|², bias free) on features scaled,
-by one number, to a mean square of one: how long features are says nothing about an encoder (weight
-decay can make them a hundred times shorter), so it must not decide how hard the penalty is. The
-solver is
-L-BFGS started from the inverse of Böhning's (1992) bound on the Hessian, ½·Cov + l2/n, which
-takes most of the conditioning away: 20 to 40 iterations where scikit-learn takes hundreds. Logits
-are linear along a search direction, so the line search needs no further product with the features.
+by one number, to a mean square of one: how long features are says nothing about an encoder, so it
+must not decide how hard the penalty is.
+
+The solver is L-BFGS started from the inverse of Böhning's (1992) bound on the Hessian,
+½·Cov + l2/n, which takes most of the conditioning away. Logits are linear along a search direction,
+so the line search needs no further product with the features.
 
 Encoders are a batch dimension of every operation, and the host looks at the device only once in
 ten iterations: on a GPU ten encoders cost little more than one.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ssfl.data.federated import FederatedData
 from ssfl.data.images import Images
-from ssfl.evaluation.health import Health, collapsed
+from ssfl.evaluation.health import Health, trouble
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.options import EvaluationOptions
 from ssfl.evaluation.summary import summarise
@@ -128,7 +128,7 @@ def _client_row(replies: list[Reply]) -> Figures:
 
 def _health_row(found: Health) -> Figures:
     row: Figures = dict(on_record(found))
-    warning = collapsed(found)
+    warning = trouble(found)
     return row | ({"warning": warning} if warning else {})
 
 

@@ -7,6 +7,7 @@ alike every time, so rounds can be compared.
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,14 +32,26 @@ def wellbeing(
         return found
     pixels = trainer.engine.resident(images).pixels
     rows = torch.arange(len(images)) if rows is None else rows
-    return replace(
-        found,
-        alignment=two_views(trainer, encoder, pixels[thin(rows, ALIGNED)]),
-        epsilon_share=epsilon_share(encoder),
-    )
+    more = beyond_features(trainer, encoder, pixels, rows)
+    return replace(found, alignment=more.alignment, epsilon_share=more.epsilon_share)
 
 
-def two_views(trainer: Trainer, encoder: nn.Module, pixels: Tensor) -> float:
+class BeyondFeatures(NamedTuple):
+    """Fields of `Health` that features alone don't tell."""
+
+    alignment: float
+    epsilon_share: float
+
+
+def beyond_features(
+    trainer: Trainer, encoder: nn.Module, pixels: Tensor, rows: Tensor
+) -> BeyondFeatures:
+    """What there is to say of an encoder besides its features of some rows of `pixels`."""
+    few = pixels[thin(rows, ALIGNED).to(pixels.device)]
+    return BeyondFeatures(_two_views(trainer, encoder, few), epsilon_share(encoder))
+
+
+def _two_views(trainer: Trainer, encoder: nn.Module, pixels: Tensor) -> float:
     """How close an encoder brings two views of the same images: 0 for one and the same."""
     engine, views = trainer.engine, trainer.views
     pixels = pixels.to(engine.device)

@@ -175,10 +175,10 @@ def epsilon_share(module: nn.Module) -> float:
     meant. Weight decay can shrink weights until σ² is no larger than ε: then nothing is normalised
     any more, and every layer passes on less than it was given.
     """
-    shares = [torch.zeros(())]
+    shares = []
     for norm in module.modules():
         if isinstance(norm, BatchNorm):
             share = norm.eps / (norm.running_var + norm.eps)
             meant = torch.ones_like(share) if norm.weight is None else norm.weight.square()
-            shares.append(((meant * share).sum() / meant.sum().clamp_min(1e-30)).cpu())
-    return float(torch.stack(shares).max())
+            shares.append((meant * share).sum() / meant.sum().clamp_min(1e-30))
+    return float(torch.stack(shares).max()) if shares else 0.0

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ssfl.evaluation.health import ROWS, healths
-from ssfl.federation.wellbeing import ALIGNED, thin, two_views
-from ssfl.models.norm import epsilon_share
+from ssfl.federation.wellbeing import BeyondFeatures, beyond_features, thin
 from ssfl.protocols.bench import GLOBAL, Bench
 
 Figures = dict[str, dict[str, float | None]]
@@ -24,7 +23,7 @@ class Wellbeing:
 
     def __init__(self, bench: Bench, *, features_known: bool) -> None:
         self._bench, self._features_known = bench, features_known
-        self._seen: dict[int, tuple[Tensor, dict[str, float]]] = {}
+        self._seen: dict[int, tuple[Tensor, BeyondFeatures]] = {}
 
     def see(self, who: int) -> None:
         """Keep what this encoder makes of a sample of its images."""
@@ -37,7 +36,11 @@ class Wellbeing:
             features = bench.train_features(who)[sample]
         else:
             features = bench.features_of(who, bench.trainer.pixels[sample])
-        self._seen[who] = features, self._of_the_encoder(who, rows)
+        trainer = bench.trainer
+        self._seen[who] = (
+            features,
+            beyond_features(trainer, bench.encoder(who), trainer.pixels, rows),
+        )
 
     def figures(self) -> Figures:
         """Of all encoders seen since the last time."""
@@ -46,17 +49,7 @@ class Wellbeing:
         return {
             "global" if who == GLOBAL else str(who): {
                 name: value if value is None or math.isfinite(value) else None
-                for name, value in (asdict(figures) | more).items()
+                for name, value in (asdict(figures) | more._asdict()).items()
             }
             for (who, (_, more)), figures in zip(seen.items(), found, strict=True)
-        }
-
-    def _of_the_encoder(self, who: int, rows: Tensor) -> dict[str, float]:
-        """What features alone don't tell."""
-        bench = self._bench
-        encoder = bench.encoder(who)
-        pixels = bench.trainer.pixels[thin(rows, ALIGNED).to(bench.device)]
-        return {
-            "alignment": two_views(bench.trainer, encoder, pixels),
-            "epsilon_share": epsilon_share(encoder),
         }
