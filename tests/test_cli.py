@@ -358,8 +358,8 @@ def test_mistakes_in_an_evaluation_are_one_sentence(ssfl: Call, recipe: Path) ->
 
 def test_health_is_shown_when_it_is_asked_for(ssfl: Call, recipe: Path) -> None:
     assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
-    assert "effective rank" not in ssfl("evaluate", "run", "-p", "knn")[1]
-    assert "effective rank" in ssfl("evaluate", "run", "-p", "health")[1]
+    assert "lost to ε" not in ssfl("evaluate", "run", "-p", "knn")[1]
+    assert "lost to ε" in ssfl("evaluate", "run", "-p", "health")[1]
 
 
 def test_a_run_whose_clients_all_fail_is_one_sentence_and_can_be_resumed(

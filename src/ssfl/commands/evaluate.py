@@ -127,11 +127,17 @@ def _show_health(found: "Evaluation") -> None:
     from ssfl.commands.console import console
 
     console.print("[bold]Health, without labels[/]")
-    table = Table(box=None)
+    table = Table(box=None, pad_edge=False)
     table.add_column("encoder")
-    names = ("effective_rank", "std_ratio", "uniformity", "alignment", "epsilon_share")
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="right")
+    names = {
+        "effective_rank": "rank",
+        "std_ratio": "spread",
+        "uniformity": "uniformity",
+        "alignment": "alignment",
+        "epsilon_share": "lost to ε",
+    }
+    for heading in names.values():
+        table.add_column(heading, justify="right")
     for who, figures in found.health.items():
         label = "shared" if who == "global" else f"client {who}"
         table.add_row(label, *(_number(figures.get(name)) for name in names))
