@@ -32,8 +32,7 @@ def wellbeing(
         return found
     pixels = trainer.engine.resident(images).pixels
     rows = torch.arange(len(images)) if rows is None else rows
-    more = beyond_features(trainer, encoder, pixels, rows)
-    return replace(found, alignment=more.alignment, epsilon_share=more.epsilon_share)
+    return replace(found, **beyond_features(trainer, encoder, pixels, rows)._asdict())
 
 
 class BeyondFeatures(NamedTuple):
