@@ -56,16 +56,14 @@ def _two_views(trainer: Trainer, encoder: nn.Module, pixels: Tensor) -> float:
     pixels = pixels.to(engine.device)
     dice = torch_generator(trainer.seed, "health-views", device=engine.device)
     uniforms = torch.rand(2, len(pixels), views.draws, generator=dice, device=engine.device)
-    first, second = (
-        extract(
-            encoder,
-            view,
-            lambda ready: ready,
-            device=engine.device,
-            autocast=torch.bfloat16 if engine.bf16 else None,
-        )
-        for view in views(pixels, uniforms)
+    both = extract(
+        encoder,
+        torch.cat([*views(pixels, uniforms)]),
+        lambda ready: ready,
+        device=engine.device,
+        autocast=torch.bfloat16 if engine.bf16 else None,
     )
+    first, second = both.chunk(2)
     return alignment(first, second)
 
 
