@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from ssfl.models.norm import BatchNorm
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -80,3 +83,38 @@ def test_our_side_of_the_peers_does_the_plain_loops_work(benchmark):
     _, result = benchmark("peers", *arguments, "--only", "train")
     (row,) = result["rows"]
     assert row["same"]
+
+
+def test_branches_start_from_one_trunk_and_end_at_rate_zero(benchmark):
+    lengths = ["--trunk", "1", "--rounds", "1", "--falling", "1", "--longer", "1"]
+    settings = ["partition.clients=2", "local.batch=256"]
+    printed, result = benchmark("branches", "--recipe", "digits", "--set", *settings, *lengths)
+    assert "| server momentum 0.7 | 2 |" in printed
+    first = {s["branch"]: s for s in reversed(result["sights"])}
+    # A tenth of the local rate and ten times the server's: clients move a tenth as far, Θ as far.
+    fast, slow = first["server rate 10"], first["as before"]
+    assert fast["client_moves"] == pytest.approx(0.1 * slow["client_moves"], rel=0.2)
+    assert fast["theta_moves"] == pytest.approx(slow["theta_moves"], rel=0.2)
+    last = {s["branch"]: s for s in result["sights"]}
+    assert last["as before"]["rate"] == pytest.approx(0.5 * first["as before"]["rate"])
+
+
+def test_every_choice_of_the_ablation_can_be_undone(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    ablation = runpy.run_path(str(BENCHMARKS / "ablation.py"))
+    for module in ("gpu", "measuring"):
+        sys.modules.pop(module, None)
+    norm, other = BatchNorm(3), BatchNorm(3)
+    x = torch.randn(8, 3, 2, 2)
+    for name, choice in ablation["CHOICES"].items():
+        with choice.made:  # names what is there to be undone, or fails
+            made = BatchNorm(3)
+        assert made.plain_ops is (False if name == "native-norm" else None)
+    # The derived batch norm is the same function with the same gradient.
+    norm.plain_ops = other.plain_ops = True
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    norm(mine).square().mul(x).sum().backward()
+    monkeypatch.setattr("ssfl.models.norm._Normalise", ablation["DerivedNormalise"])
+    other(theirs).square().mul(x).sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+    torch.testing.assert_close(norm.weight.grad, other.weight.grad)
