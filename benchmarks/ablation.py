@@ -9,10 +9,12 @@ against one client's after the other's. Prints a Markdown table and writes JSON.
 """
 
 import argparse
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -39,7 +41,7 @@ class Choice:
     what: str
     predicted: str
     """Of the rate, at batch 256 with one client in flight."""
-    made: AbstractContextManager[Any]
+    made: Callable[[], AbstractContextManager[Any]]
     settings: tuple[str, ...] = ()
 
 
@@ -99,40 +101,40 @@ def tuned(**options: bool) -> Iterator[None]:
 
 
 CHOICES: dict[str, Choice] = {
-    "as-it-is": Choice("as it is", "", nullcontext()),
+    "as-it-is": Choice("as it is", "", nullcontext),
     "two-passes": Choice(
         "views one after another",
         "−8 %: kernels of half the size",
-        patch.object(Method, "see_views_in_one_pass", lambda self: None),
+        partial(patch.object, Method, "see_views_in_one_pass", lambda self: None),
     ),
     "native-norm": Choice(
         "batch norm, ReLU and sums not fused (cuDNN's batch norm)",
         "−20 %: activations read and written twice as often",
-        native_norms(),
+        native_norms,
     ),
     "derived-norm": Choice(
         "batch norm's backward pass derived by the compiler",
         "−8 %: five readings of activations for three",
-        patch.object(norm, "_Normalise", DerivedNormalise),
+        partial(patch.object, norm, "_Normalise", DerivedNormalise),
     ),
     "no-choosing": Choice(
-        "cuDNN's algorithms by its own guess", "−3 %: its guesses are good", without_choosing()
+        "cuDNN's algorithms by its own guess", "−3 %: its guesses are good", without_choosing
     ),
     "one-by-one": Choice(
         "weights cast, gradients and statistics entered one by one",
         "−3 %: 180 kernels of 1 µs",
-        patch.object(Engine, "_fast", tensor_by_tensor),
+        partial(patch.object, Engine, "_fast", tensor_by_tensor),
     ),
     "not-captured": Choice(
         "compiled, not captured into a CUDA graph",
         "−10 %: launches outrun the shorter kernels",
-        patch.object(Engine, "step", lambda self, run: PlainStep(run)),
+        partial(patch.object, Engine, "step", lambda self, run: PlainStep(run)),
     ),
-    "eager": Choice("neither", "−65 %", nullcontext(), ("device.compile=off",)),
+    "eager": Choice("neither compiled nor captured", "−65 %", nullcontext, ("device.compile=off",)),
     "descent": Choice(
         "fused kernels tuned by coordinate descent",
         "+2 %: batch norm is a quarter, and near the memory's speed",
-        tuned(coordinate_descent_tuning=True),
+        partial(tuned, coordinate_descent_tuning=True),
     ),
 }
 STACKED = "two clients' convolutions as one of two groups"
@@ -186,13 +188,13 @@ def main() -> None:
             continue
         choice = CHOICES[name]
         settings = [f"local.batch={args.batch}", f"device.workers={args.workers}"]
-        with choice.made:
+        with choice.made():
             found = measure([*settings, *choice.settings], data, args.rounds, profile=False)
         result[name] = found
         rate = found["images_per_second"]
         usual = result.get("as-it-is", found)["images_per_second"]
         rows.append([choice.what, choice.predicted, f"{rate / usual - 1:+.1%}", f"{rate:,.0f}"])
-        print(rows[-1], flush=True)
+        print(f"{name}: {rate:,.0f} images/s", file=sys.stderr)
     publish(markdown(["", "predicted", "found", "images/s"], rows), result, args.json)
 
 

@@ -25,9 +25,8 @@ from torch import Tensor
 from ssfl.assemble import build_hosts, load_federated
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import load_config
-from ssfl.evaluation.health import effective_rank
-from ssfl.evaluation.knn import knn_accuracy
 from ssfl.federation.messages import Reply
+from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import Server
 from ssfl.federation.server_optimizers import build_server_optimizer
 from ssfl.federation.store import StateStore
@@ -66,19 +65,23 @@ class Grower:
     """A server whose rate and optimizer are changed as it goes."""
 
     def __init__(self, recipe: str, settings: list[str], folder: Path) -> None:
-        self.config = load_config(recipe, settings)
-        data = load_federated(self.config)
-        hosts = build_hosts(self.config, data, StateStore(folder, 1 << 30))
-        self.images, self.trainer = data.dataset, hosts[0].trainer
+        config = load_config(recipe, settings)
+        data = load_federated(config)
+        hosts = build_hosts(config, data, StateStore(folder, 1 << 30))
+        trainer = hosts[0].trainer
         self.transport = LocalCommunicator(hosts)
-        theta = self.trainer.models.global_.flat.shared.clone()
-        layout, local = self.trainer.layout, self.config.local
         self.server = _Steered(
-            theta, layout, self.transport, self.config.server, local, self.config.seed
+            trainer.models.global_.flat.shared.clone(),
+            trainer.layout,
+            self.transport,
+            config.server,
+            config.local,
+            config.seed,
         )
+        self.evaluation = OnlineEvaluation(config.evaluation, data, trainer, self.server)
         self.convolutions = [
             entry.range
-            for entry in layout.entries
+            for entry in trainer.layout.entries
             if entry.kind is Kind.WEIGHT and len(entry.shape) == 4
         ]
 
@@ -105,48 +108,31 @@ class Grower:
         """Play a round, watching."""
         before = self.server.theta
         moves: list[float] = []
-        one: list[Tensor] = []
+        theirs: dict[int, Tensor] = {}
 
         def watch(reply: Reply) -> None:
             assert reply.delta is not None
             moves.append(self._moved(reply.delta, before))
-            if not one:
-                one.append(before + reply.delta)
+            theirs[reply.client] = before + reply.delta
 
         report = self.server.play_round(watch)
         after = self.server.theta
-        knn, rank = self._judge(after)
+        found = self.evaluation.shared(after)
         return Sight(
-            name,
-            number,
-            self.server.local_rate,
-            report.metrics["loss"],
-            knn,
-            rank,
-            sum(moves) / len(moves),
-            self._moved(after - before, before),
-            self._judge(one[0])[0],
+            branch=name,
+            round=number,
+            rate=self.server.local_rate,
+            loss=report.metrics["loss"],
+            knn=found["knn_global"],
+            effective_rank=found["effective_rank"],
+            client_moves=sum(moves) / len(moves),
+            theta_moves=self._moved(after - before, before),
+            client_knn=self.evaluation.shared(theirs[min(theirs)])["knn_global"],
         )
 
     def _moved(self, delta: Tensor, theta: Tensor) -> float:
         shares = [delta[part].norm() / theta[part].norm() for part in self.convolutions]
         return float(torch.stack(shares).mean())
-
-    def _judge(self, theta: Tensor) -> tuple[float, float]:
-        """The kNN indicator on the test images, and the effective rank."""
-        encoder, options = self.trainer.global_encoder(theta), self.config.evaluation
-        train, test = self.images.train, self.images.test
-        assert test is not None
-        bank, queries = (
-            self.trainer.features(encoder, images, None, options.batch) for images in (train, test)
-        )
-        assert train.labels is not None
-        assert test.labels is not None
-        labels, truth = train.labels.to(bank.device), test.labels.to(bank.device)
-        knn = knn_accuracy(
-            bank, labels, queries, truth, k=options.k, temperature=options.temperature
-        )
-        return knn, effective_rank(queries)
 
 
 class _Steered(Server):

@@ -153,7 +153,7 @@ class Experiment:
         )
         # A client past its deadline may still be training on a worker's models: judge on others.
         judge = build_host(config, data, store).trainer if config.server.deadline else trainer
-        evaluation = OnlineEvaluation(config.evaluation, data, judge, server, config.seed)
+        evaluation = OnlineEvaluation(config.evaluation, data, judge, server)
 
         def record(row: Row) -> None:
             log_all(trackers, row)

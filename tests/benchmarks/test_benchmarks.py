@@ -107,7 +107,7 @@ def test_every_choice_of_the_ablation_can_be_undone(monkeypatch):
     norm, other = BatchNorm(3), BatchNorm(3)
     x = torch.randn(8, 3, 2, 2)
     for name, choice in ablation["CHOICES"].items():
-        with choice.made:  # names what is there to be undone, or fails
+        with choice.made():  # names what is there to be undone, or fails
             made = BatchNorm(3)
         assert made.plain_ops is (False if name == "native-norm" else None)
     # The derived batch norm is the same function with the same gradient.

@@ -33,13 +33,12 @@ class OnlineEvaluation:
         data: FederatedData,
         trainer: Trainer,
         server: Server,
-        seed: int,
     ) -> None:
         self._options, self._data, self._trainer, self._server = options, data, trainer, server
 
     def measure(self) -> Figures:
         """Global and per-client figures of the models as they are now."""
-        return self._global() | self._personal()
+        return self.shared(self._server.theta) | self._personal()
 
     def baselines(self) -> Figures:
         """The same kNN on raw pixels and with the untrained encoder."""
@@ -51,12 +50,12 @@ class OnlineEvaluation:
         }
         return figures | self._pixels()
 
-    def _global(self) -> Figures:
-        """Figures of Θ over all images, where they are here (in a simulation)."""
+    def shared(self, theta: Tensor) -> Figures:
+        """Figures of a Θ over all images, where they are here (in a simulation)."""
         train, test = self._data.dataset.train, self._data.dataset.test
         if len(train) == 0:
             return {}
-        encoder = self._trainer.global_encoder(self._server.theta)
+        encoder = self._trainer.global_encoder(theta)
         looked_at = test if test is not None else train
         queries = self._features(encoder, looked_at)
         figures = _health_row(wellbeing(self._trainer, encoder, queries, looked_at, None))
