@@ -9,7 +9,7 @@ against one client's after the other's. Prints a Markdown table and writes JSON.
 """
 
 import argparse
-import sys
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +21,6 @@ from unittest.mock import patch
 
 import torch
 from gpu import BASE, measure
-from measuring import markdown, publish
 from torch import Tensor, nn
 
 from ssfl.algorithms.learner import Forward, Learner
@@ -177,25 +176,26 @@ def main() -> None:
         raise SystemExit("this benchmark needs a CUDA GPU")
     torch.set_num_threads(1)
     result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    rows: list[list[str]] = []
-    if {*args.choices} != {"stacked"}:
-        data = load_federated(load_config("ssfl-iid", BASE))
+    print("|  | predicted | found | images/s |\n|---|---|---|---|", flush=True)
+    data = None
     for name in args.choices:
         if name == "stacked":
-            took = result["stacked"] = stacked_convolutions(args.batch)
-            times = took["stacked"] / took["apart"]
-            rows.append([STACKED, STACKED_PREDICTION, f"{times:.2f} × the time", ""])
-            continue
-        choice = CHOICES[name]
-        settings = [f"local.batch={args.batch}", f"device.workers={args.workers}"]
-        with choice.made():
-            found = measure([*settings, *choice.settings], data, args.rounds, profile=False)
-        result[name] = found
-        rate = found["images_per_second"]
-        usual = result.get("as-it-is", found)["images_per_second"]
-        rows.append([choice.what, choice.predicted, f"{rate / usual - 1:+.1%}", f"{rate:,.0f}"])
-        print(f"{name}: {rate:,.0f} images/s", file=sys.stderr)
-    publish(markdown(["", "predicted", "found", "images/s"], rows), result, args.json)
+            took = result[name] = stacked_convolutions(args.batch)
+            times = f"{took['stacked'] / took['apart']:.2f} × the time"
+            cells = [STACKED, STACKED_PREDICTION, times, ""]
+        else:
+            choice = CHOICES[name]
+            data = data or load_federated(load_config("ssfl-iid", BASE))
+            settings = [f"local.batch={args.batch}", f"device.workers={args.workers}"]
+            with choice.made():
+                found = measure([*settings, *choice.settings], data, args.rounds, profile=False)
+            result[name] = found
+            rate = found["images_per_second"]
+            usual = result.get("as-it-is", found)["images_per_second"]
+            cells = [choice.what, choice.predicted, f"{rate / usual - 1:+.1%}", f"{rate:,.0f}"]
+        # At once: tuning a choice's kernels may take longer than one likes to wait.
+        print(f"| {' | '.join(cells)} |", flush=True)
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ def studies() -> dict[str, Study]:
     names = [e.name.removesuffix(".toml") for e in folder.iterdir() if e.name.endswith(".toml")]
     order = [
         *("table1", "table2", "methods", "batch-size", "alpha", "protocol", "table3"),
-        *("partition", "backbones", "labels", "search", "search-64", "rates"),
+        *("partition", "backbones", "labels", "search", "rates"),
     ]
     names.sort(key=lambda name: (order.index(name) if name in order else len(order), name))
     return {name: load_study(name)[1] for name in names}
