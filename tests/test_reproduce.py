@@ -564,8 +564,9 @@ def test_the_search_changes_one_thing_at_a_time() -> None:
         assert len(things) == 1
     assert {c.local.batch for c in others} == {64, 128, 256}
     assert set().union(*changed) >= {
-        *("local.lr", "local.keep_momentum", "local.weight_decay", "local.decay_norms"),
-        *("local.predictor_rate", "server.optimizer", "server.lr", "views.crop_scale"),
+        *("local.lr", "local.schedule", "local.keep_momentum", "local.weight_decay"),
+        *("local.decay_norms", "local.predictor_rate", "server.optimizer", "server.lr"),
+        "views.crop_scale",
     }
 
 
