@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from ssfl.algorithms.learner import Forward, Learner
 from ssfl.assemble import load_federated
 from ssfl.config import load_config
-from ssfl.federation import engine
 from ssfl.federation.engine import Engine, PlainStep
 from ssfl.models import norm
 from ssfl.models.norm import BatchNorm
@@ -45,16 +44,13 @@ class Choice:
 
 
 @contextmanager
-def without_choosing() -> Iterator[None]:
-    """cuDNN takes the algorithm it thinks best, and tries none."""
-    before = Engine.__init__
-
-    def plain(self: Engine, options: engine.DeviceOptions) -> None:
-        before(self, options)
-        torch.backends.cudnn.benchmark = False
-
-    with patch.object(Engine, "__init__", plain):
+def algorithms_tried_out() -> Iterator[None]:
+    """cuDNN times its algorithms at every new shape, and keeps the fastest."""
+    torch.backends.cudnn.benchmark = True
+    try:
         yield
+    finally:
+        torch.backends.cudnn.benchmark = False
 
 
 @contextmanager
@@ -91,14 +87,6 @@ def tensor_by_tensor(self: Engine, learner: Learner, images: int) -> Forward:
     return self.compiled(learner.forward)
 
 
-@contextmanager
-def tuned(**options: bool) -> Iterator[None]:
-    """More of inductor's own options."""
-    before = engine._compiler_options
-    with patch.object(engine, "_compiler_options", lambda: before() | options):
-        yield
-
-
 CHOICES: dict[str, Choice] = {
     "as-it-is": Choice("as it is", "", nullcontext),
     "two-passes": Choice(
@@ -116,8 +104,8 @@ CHOICES: dict[str, Choice] = {
         "−8 %: five readings of activations for three",
         partial(patch.object, norm, "_Normalise", DerivedNormalise),
     ),
-    "no-choosing": Choice(
-        "cuDNN's algorithms by its own guess", "−3 %: its guesses are good", without_choosing
+    "tried-out": Choice(
+        "cuDNN's algorithms tried out", "+3 %: its guesses are good", algorithms_tried_out
     ),
     "one-by-one": Choice(
         "weights cast, gradients and statistics entered one by one",
@@ -130,11 +118,6 @@ CHOICES: dict[str, Choice] = {
         partial(patch.object, Engine, "step", lambda self, run: PlainStep(run)),
     ),
     "eager": Choice("neither compiled nor captured", "−65 %", nullcontext, ("device.compile=off",)),
-    "descent": Choice(
-        "fused kernels tuned by coordinate descent",
-        "+2 %: batch norm is a quarter, and near the memory's speed",
-        partial(tuned, coordinate_descent_tuning=True),
-    ),
 }
 STACKED = "two clients' convolutions as one of two groups"
 STACKED_PREDICTION = "three times as long: grouped kernels leave tensor cores idle"
@@ -144,7 +127,6 @@ def stacked_convolutions(batch: int, repeats: int = 20) -> dict[str, float]:
     """Milliseconds, forward and backward, of two clients' convolutions at a ResNet-18's four
     widths: apart, and stacked into one of two groups."""
     took = {"apart": 0.0, "stacked": 0.0}
-    torch.backends.cudnn.benchmark = True
     for width, size in ((64, 32), (128, 16), (256, 8), (512, 4)):
         for side, groups in (("apart", 1), ("stacked", 2)):
             conv = nn.Conv2d(groups * width, groups * width, 3, padding=1, groups=groups)
@@ -193,7 +175,7 @@ def main() -> None:
             rate = found["images_per_second"]
             usual = result.get("as-it-is", found)["images_per_second"]
             cells = [choice.what, choice.predicted, f"{rate / usual - 1:+.1%}", f"{rate:,.0f}"]
-        # At once: tuning a choice's kernels may take longer than one likes to wait.
+        # At once: a choice may take minutes to compile.
         print(f"| {' | '.join(cells)} |", flush=True)
         args.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -65,8 +65,6 @@ class Engine:
         self.compile = options.compile == "auto" and self.device.type == "cuda"
         if self.device.type == "cuda" and not self.bf16:
             torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32
-        if self.compile:
-            torch.backends.cudnn.benchmark = True  # shapes are few and fixed: let it choose
         self._resident: dict[int, tuple[Images, Images]] = {}
 
     def resident(self, images: Images) -> Images:

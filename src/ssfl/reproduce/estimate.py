@@ -8,12 +8,12 @@ of rounds with which everything fits into it.
 import hashlib
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ssfl.config import Config, parse
@@ -169,22 +169,24 @@ def measure_all(
     tell: Callable[[str, int, int], None],
 ) -> dict[str, Timing]:
     """The timing of every arm with something left to do, kept for the next call."""
-    cache, own = folder / "timing.json", folder / f"timing-{os.getpid()}"
+    cache = folder / "timing.json"
     arms = {job.arm.name: job for job in reversed(jobs)}
+    in_order = sorted(arms.items(), key=lambda item: jobs.index(item[1]))
     found: dict[str, Timing] = {}
-    for place, (name, job) in enumerate(sorted(arms.items(), key=lambda item: jobs.index(item[1]))):
-        tell(job.arm.label, place, len(arms))
-        wanted = protocols(job)
-        key = _key(job.config, wanted, options, device)
-        known = _known(cache)
-        if key not in known:
-            taken = asdict(measure(job.config, wanted, options, own / name))
-            with alone(folder / ".timing.lock"):
-                known = _known(cache) | {key: taken}
-                write_text(cache, json.dumps(known, indent=2))
-            release()
-        found[name] = Timing(**known[key])
-    shutil.rmtree(own, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="timing-", dir=folder) as own:
+        for place, (name, job) in enumerate(in_order):
+            tell(job.arm.label, place, len(arms))
+            wanted = protocols(job)
+            key = _key(job.config, wanted, options, device)
+            known = _known(cache)
+            if key not in known:
+                taken = asdict(measure(job.config, wanted, options, Path(own) / name))
+                with alone(folder / ".timing.lock"):
+                    known = _known(cache) | {key: taken}
+                    write_text(cache, json.dumps(known, indent=2))
+                release()
+            found[name] = Timing(**known[key])
     return found
 
 
@@ -192,14 +194,21 @@ def _known(cache: Path) -> dict[str, Any]:
     return json.loads(cache.read_text()) if cache.exists() else {}
 
 
+_COST_NOTHING = {
+    "local": ("lr", "schedule", "weight_decay", "decay_norms"),
+    "server": ("rounds", "lr"),
+    "evaluation": ("every",),  # counted by the estimate
+}
+
+
 def _key(config: Config, protocols: Sequence[str], options: ProtocolOptions, device: str) -> str:
     """Configurations that differ only in what takes no time share a timing."""
     raw = config.model_dump(mode="json")
     for key in ("name", "seed", "paper"):
         raw.pop(key, None)
-    raw["server"].pop("rounds")
-    raw["local"].pop("lr")
-    raw["evaluation"].pop("every")
+    for section, names in _COST_NOTHING.items():
+        for name in names:
+            raw[section].pop(name)
     about = [raw, sorted(protocols), options.model_dump(mode="json"), device]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 

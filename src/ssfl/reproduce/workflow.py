@@ -72,14 +72,14 @@ def reproduce(
         return Plan(label, study, folder, jobs, made_up)
 
     notes = [_MADE_UP] if made_up else []
-    going_on = budget is not None and rounds is None
-    if going_on and (found := rounds_of_runs(folder, chosen, asked)):
-        rounds = found
+    to_fit = budget is not None and rounds is None
+    if to_fit and (found := rounds_of_runs(folder, chosen, asked)):
+        rounds, to_fit = found, False
         notes.append(f"{found} rounds, as in the runs that are there already")
     today = planned(rounds)
-    if (timing or budget is not None) and today.unfinished():
+    if (timing or to_fit) and today.unfinished():
         today.timings = _time(today, watch)
-        if budget is not None and rounds is None:
+        if to_fit:
             today, note = _fitted(today, planned, clock)
             notes.append(note)
     today.notes = notes
