@@ -37,6 +37,13 @@ LEAST_ROUNDS = 10
 """With fewer, a budget is spent on some arms rather than on all of them."""
 MARGIN = 0.9
 """Share of the budget that is planned for: no timing is exact."""
+COST_NOTHING = {
+    "local": ("lr", "schedule", "weight_decay", "decay_norms"),
+    "server": ("rounds", "lr"),
+    "evaluation": ("every",),
+}
+"""Options by which a round, or one evaluation, takes no longer: arms that differ in nothing else
+are timed once."""
 
 
 @dataclass(frozen=True)
@@ -194,19 +201,12 @@ def _known(cache: Path) -> dict[str, Any]:
     return json.loads(cache.read_text()) if cache.exists() else {}
 
 
-_COST_NOTHING = {
-    "local": ("lr", "schedule", "weight_decay", "decay_norms"),
-    "server": ("rounds", "lr"),
-    "evaluation": ("every",),  # counted by the estimate
-}
-
-
 def _key(config: Config, protocols: Sequence[str], options: ProtocolOptions, device: str) -> str:
     """Configurations that differ only in what takes no time share a timing."""
     raw = config.model_dump(mode="json")
     for key in ("name", "seed", "paper"):
         raw.pop(key, None)
-    for section, names in _COST_NOTHING.items():
+    for section, names in COST_NOTHING.items():
         for name in names:
             raw[section].pop(name)
     about = [raw, sorted(protocols), options.model_dump(mode="json"), device]
