@@ -171,6 +171,19 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"views": {"crop_scale": [1, 0.2]}},
         r"views: crop_scale must be two pos",
     ),
+    "a solarisation for each of three views": (
+        {"views": {"solarize": [0.1, 0.2, 0.3]}},
+        r"views\.solarize has 3 numbers: give one for all views, or one for each of the 2 that",
+    ),
+    "a solarisation for no view": ({"views": {"solarize": []}}, r"views\.solarize has 0 numbers"),
+    "a rate for a predictor that is not there": (
+        {"ssl": {"method": "simclr"}, "local": {"predictor_rate": "constant"}},
+        r"ssl\.method 'simclr' has no predictor .* local\.predictor_rate = 'scheduled'",
+    ),
+    "an inner step in pieces": (
+        {"algorithm": {"name": "maml-ssfl"}, "local": {"batch": 32, "micro_batch": 8}},
+        r"algorithm 'maml-ssfl' needs its batches whole: set local\.micro_batch = 0",
+    ),
     "a name that is no name": ({"name": "../x"}, r"name = '\.\./x': "),
 }
 
@@ -217,6 +230,12 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     path.write_text("extends = 3")
     with pytest.raises(ConfigError, match="there is no recipe '3'"):
         load_config(path)
+
+
+def test_what_choices_allow_each_other_is_not_refused() -> None:
+    parse({"views": {"solarize": [0.1]}})
+    parse({"views": {"solarize": [0.1, 0.2]}, "local": {"predictor_rate": "constant"}})
+    parse({"algorithm": {"name": "maml-ssfl"}, "local": {"batch": 32, "micro_batch": 32}})
 
 
 def test_a_configuration_cannot_be_changed_once_made() -> None:

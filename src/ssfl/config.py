@@ -82,6 +82,28 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _choices_fit_each_other(self) -> "Config":
+        """Options of one section that another's choice can make nothing of."""
+        algorithm, method = ALGORITHMS[self.algorithm.name], METHODS[self.ssl.method]
+        if algorithm.whole_batches and 0 < self.local.micro_batch < self.local.batch:
+            raise ValueError(
+                f"algorithm {self.algorithm.name!r} needs its batches whole: "
+                "set local.micro_batch = 0, and a smaller local.batch if memory is short"
+            )
+        if self.local.predictor_rate == "constant" and method.predictor_prefix is None:
+            raise ValueError(
+                f"ssl.method {self.ssl.method!r} has no predictor whose rate could be constant: "
+                "set local.predictor_rate = 'scheduled'"
+            )
+        solarize = self.views.solarize
+        if solarize is not None and len(solarize) not in (1, method.views):
+            raise ValueError(
+                f"views.solarize has {len(solarize)} numbers: give one for all views, or one for "
+                f"each of the {method.views} that ssl.method {self.ssl.method!r} takes"
+            )
+        return self
+
 
 CHOICES: dict[str, tuple[str, Registry]] = {
     "data": ("source", SOURCES),

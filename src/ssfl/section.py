@@ -8,6 +8,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A group of options. Subclasses give every field a `Field(..., description=...)`."""
+    """A group of options. Subclasses describe every field in a docstring below it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

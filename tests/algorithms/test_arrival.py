@@ -91,6 +91,20 @@ def test_fedema_with_a_client_that_never_left_gives_theta():
     assert torch.equal(models.global_.flat.shared, theta)
 
 
+def test_fedemas_scale_waits_until_client_and_theta_are_apart_by_more_than_rounding():
+    """A client that alone took part meets its own model again: Θ + (Θ_k − Θ), rounded."""
+    algorithm = FedEMA(FedEMAOptions(tau=0.7))
+    models = build_models(algorithm)
+    theta, mine = near_and_far(models)
+    own_again = theta + (mine - theta)
+    memory = algorithm.arrive(models, own_again, torch.nextafter(own_again, mine + 1), None)
+    torch.testing.assert_close(models.global_.flat.shared, own_again)
+    memory = algorithm.arrive(models, theta, mine, memory)
+    assert memory is not None
+    assert memory.item() == pytest.approx(0.7 / 0.5, rel=1e-5)
+    torch.testing.assert_close(models.global_.flat.shared, 0.7 * mine + 0.3 * theta)
+
+
 class WithTarget(Method):
     """A backbone, a predictor, and a target that follows without gradients."""
 

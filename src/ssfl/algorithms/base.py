@@ -55,6 +55,8 @@ class Algorithm:
     """A step reads `Models.received`."""
     batches: ClassVar[int] = 1
     """Independent mini-batches that one step takes."""
+    whole_batches: ClassVar[bool] = False
+    """A step needs each of its batches in one piece: `local.micro_batch` is refused."""
     encoder: ClassVar[Literal["global", "personal", "adapted"]] = "global"
     """What a client is judged by: Θ, θ_k, or Θ after `adapt` on its own data."""
     metrics: ClassVar[tuple[str, ...]] = ("loss",)

@@ -2,7 +2,7 @@
 
 Training is Global-SSFL's. When Θ arrives the client goes on from μ_k·mine + (1 − μ_k)·Θ with
 μ_k = min(λ_k · divergence, 1): the further it has gone, the more it keeps. λ_k scales itself so
-that μ_k = τ the first time the two meet, and is remembered from then on.
+that μ_k = τ the first time the two meet apart, and is remembered from then on.
 """
 
 from typing import Literal
@@ -14,6 +14,10 @@ from torch import Tensor
 from ssfl.algorithms.base import AlgorithmOptions, Models
 from ssfl.algorithms.divergence import divergence, keep_targets
 from ssfl.algorithms.global_ssfl import GlobalSSFL
+
+APART = 1e-5
+"""Divergence, as a share of Θ's own length, from which on two models differ by more than rounding:
+a client that alone took part in a round meets its own model again."""
 
 
 class FedEMAOptions(AlgorithmOptions):
@@ -42,7 +46,10 @@ class FedEMA(GlobalSSFL):
         if mine is None:
             return None
         distance = divergence(flat.layout, theta, mine)
-        scale = self.tau / distance.clamp(min=1e-12) if memory is None else memory
+        apart = distance > APART * divergence(flat.layout, theta, torch.zeros_like(theta))
+        scale = torch.where(apart, self.tau / distance, 0.0)  # 0: λ_k waits for another meeting
+        if memory is not None:
+            scale = torch.where(memory > 0, memory, scale)
         keep = (scale * distance).clamp(max=1)
         flat.shared.copy_(torch.lerp(theta, mine, keep))
         keep_targets(flat.layout, flat.vector, mine)

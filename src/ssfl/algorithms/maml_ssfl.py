@@ -30,6 +30,7 @@ class MAMLSSFL(LASSFL):
 
     Options = MAMLSSFLOptions
     batches = 2
+    whole_batches = True  # Θ′ is one step on all of B′, known before any of B is seen
 
     def __init__(self, options: MAMLSSFLOptions) -> None:
         super().__init__(options)
