@@ -112,12 +112,11 @@ def test_an_encoder_that_withers_is_told_so_before_it_collapses() -> None:
     assert "weight_decay" in sentence
 
 
-def test_alignment_is_there_only_with_a_second_view() -> None:
+def test_alignment_is_not_to_be_had_of_one_view() -> None:
     x = gaussian(30, 5)
     assert health(x).alignment is None
-    assert health(x, x).alignment == pytest.approx(0, abs=1e-12)
     with pytest.raises(DataError, match="same images"):
-        health(x, x[:5])
+        alignment(x, x[:5])
 
 
 def test_large_sets_are_thinned_evenly_and_the_same_way_each_time() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from ssfl.errors import ConfigError
 from ssfl.models.backbones import BACKBONES, Backbone, BackboneOptions, build_backbone
 from ssfl.models.norm import BatchNorm, set_groups
-from ssfl.models.resnet import BasicBlock, ResNet, resnet18, resnet34, resnet50
+from ssfl.models.resnet import resnet18, resnet34, resnet50
 
 GOLDEN = np.load(Path(__file__).parents[1] / "data" / "golden" / "torchvision.npz")
 
@@ -86,13 +86,6 @@ def test_a_resnet_begins_as_torchvisions_does():
     weight = model.layer3[0].conv2.weight
     assert weight.std().item() == pytest.approx((2 / (256 * 9)) ** 0.5, rel=0.01)
     assert all(torch.all(m.weight == 1) for m in model.modules() if isinstance(m, BatchNorm))
-
-
-def test_blocks_may_begin_as_their_shortcuts():
-    model = ResNet(BasicBlock, (1, 1, 1, 1), width=8, zero_last_norm=True)
-    block = model.layer1[0]
-    x = torch.rand(4, 8, 6, 6)
-    assert torch.equal(block(x), x)
 
 
 @pytest.mark.parametrize(("make", "features"), [(resnet18, 128), (resnet34, 128), (resnet50, 512)])

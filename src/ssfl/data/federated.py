@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ssfl.data.images import DataSet, Images
+from ssfl.data.images import DataSet
 from ssfl.data.partition import (
     Indices,
     PartitionOptions,
@@ -61,13 +61,12 @@ class FederatedData:
 
     def class_counts(self) -> NDArray[np.int64] | None:
         """How many training images of each class each client holds (K × classes)."""
-        return _class_counts(self.dataset, self.dataset.train, self.train_parts)
-
-    def test_class_counts(self) -> NDArray[np.int64] | None:
-        """The same for the local test sets."""
-        if self.dataset.test is None or self.test_parts is None:
+        if self.dataset.train.labels is None:
             return None
-        return _class_counts(self.dataset, self.dataset.test, self.test_parts)
+        labels, classes = self.dataset.train.labels.numpy(), self.dataset.classes
+        width = len(classes) if classes is not None else int(labels.max()) + 1
+        counts = [np.bincount(labels[part], minlength=width) for part in self.train_parts]
+        return np.stack(counts).astype(np.int64)
 
 
 def federate(dataset: DataSet, options: PartitionOptions, seed: int) -> FederatedData:
@@ -155,14 +154,3 @@ def _test_parts(
 
 def _array(values: torch.Tensor | None) -> NDArray[np.int64] | None:
     return None if values is None else values.numpy()
-
-
-def _class_counts(
-    dataset: DataSet, images: Images, parts: list[Indices]
-) -> NDArray[np.int64] | None:
-    if images.labels is None:
-        return None
-    labels = images.labels.numpy()
-    classes = len(dataset.classes) if dataset.classes is not None else int(labels.max()) + 1
-    counts = [np.bincount(labels[part], minlength=classes) for part in parts]
-    return np.stack(counts).astype(np.int64)

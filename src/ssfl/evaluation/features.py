@@ -107,8 +107,3 @@ class FeatureCache:
 
     def __len__(self) -> int:
         return len(self._kept)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory held by the cached features."""
-        return sum(kept.nbytes for kept in self._kept.values())

@@ -8,7 +8,7 @@ sets are thinned to evenly spaced rows, so the figures are the same every time.
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,13 +41,10 @@ class Health:
     dimensions: int = 0
 
 
-def health(features: Tensor, second_view_features: Tensor | None = None) -> Health:
-    """All figures of `features` (n, d); with the same images' second view, alignment too."""
+def health(features: Tensor) -> Health:
+    """All figures that `features` (n, d) alone tell."""
     (found,) = healths([features])
-    if second_view_features is None or math.isnan(found.std):
-        return found
-    thinned = _thin(features, ROWS), _thin(second_view_features, ROWS)
-    return replace(found, alignment=alignment(*thinned))
+    return found
 
 
 def healths(features: Sequence[Tensor]) -> list[Health]:

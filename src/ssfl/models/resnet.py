@@ -27,10 +27,6 @@ class BasicBlock(nn.Module):
         self.bn2 = BatchNorm(width)
         self.downsample = _shortcut(inputs, width, stride)
 
-    @property
-    def last_norm(self) -> BatchNorm:
-        return self.bn2
-
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
         y = self.bn2(self.conv2(y))
@@ -52,10 +48,6 @@ class Bottleneck(nn.Module):
         self.conv3 = conv(width, outputs, 1)
         self.bn3 = BatchNorm(outputs)
         self.downsample = _shortcut(inputs, outputs, stride)
-
-    @property
-    def last_norm(self) -> BatchNorm:
-        return self.bn3
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -89,7 +81,6 @@ class ResNet(Backbone):
         channels: int = 3,
         stem: Stem = "cifar",
         width: int = 64,
-        zero_last_norm: bool = False,
     ) -> None:
         super().__init__()
         imagenet = stem == "imagenet"
@@ -102,14 +93,6 @@ class ResNet(Backbone):
         self.layer4 = _stage(block, depths[3], width * 4 * block.expansion, width * 8)
         self.features = width * 8 * block.expansion
         initialise(self)
-        if zero_last_norm:
-            self._start_as_identity()
-
-    def _start_as_identity(self) -> None:
-        """Zero each block's last scale, so that every block begins as its shortcut."""
-        for child in self.modules():
-            if isinstance(child, BasicBlock | Bottleneck) and child.last_norm.weight is not None:
-                nn.init.zeros_(child.last_norm.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))
