@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ssfl.algorithms import ALGORITHMS
-from ssfl.assemble import build_host, load_federated
+from ssfl.assemble import build_host, build_server, load_federated
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import Config, load_config
 from ssfl.data.federated import FederatedData
@@ -85,7 +85,7 @@ def after_one_step(
     with tempfile.TemporaryDirectory() as folder:
         host = host_of(config, data, folder)
         server = server_of(config, host)
-        task = server._task()
+        task = server._training([0])
         state = host.store.get(0, before=0)
         if backwards:
             host.trainer._step = Reversed(host.trainer._step)
@@ -99,9 +99,7 @@ def after_one_step(
 
 
 def server_of(config: Config, host: Host) -> Server:
-    theta = host.trainer.models.global_.flat.shared.clone()
-    layout, communicator = host.trainer.layout, LocalCommunicator([host])
-    return Server(theta, layout, communicator, config.server, config.local, config.seed)
+    return build_server(config, host.trainer, LocalCommunicator([host]))
 
 
 def one_step(args: argparse.Namespace, settings: list[str]) -> dict[str, float]:

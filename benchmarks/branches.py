@@ -77,6 +77,7 @@ class Grower:
             config.server,
             config.local,
             config.seed,
+            trainer.algorithm.metrics,
         )
         self.evaluation = OnlineEvaluation(config.evaluation, data, trainer, self.server)
         self.convolutions = [

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ssfl.assemble import build_hosts, load_federated
+from ssfl.assemble import build_hosts, build_server, load_federated
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import load_config
 from ssfl.data.federated import FederatedData
@@ -85,10 +85,8 @@ def measure(settings: list[str], data: FederatedData, rounds: int, profile: bool
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         hosts = build_hosts(config, data, StateStore(Path(folder), 32 << 30))
-        trainer = hosts[0].trainer
-        theta = trainer.models.global_.flat.shared.clone()
         transport = LocalCommunicator(hosts)
-        server = Server(theta, trainer.layout, transport, config.server, config.local, config.seed)
+        server = build_server(config, hosts[0].trainer, transport)
         server.play_round()
         torch.cuda.synchronize()
         first = time.perf_counter() - started

@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import ssfl
-from ssfl.assemble import build_host, build_method
+from ssfl.assemble import build_host, build_method, build_server
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import Config, parse
 from ssfl.data.federated import FederatedData
@@ -98,11 +98,7 @@ class FlatLoop:
 def federation(config: Config, data: FederatedData, folder: Path) -> Server:
     """The package's own round, with one worker in this process."""
     host = build_host(config, data, StateStore(folder, 1 << 30), Engine(config.device))
-    theta = host.trainer.models.global_.flat.shared.clone()
-    communicator = LocalCommunicator([host])
-    return Server(
-        theta, host.trainer.layout, communicator, config.server, config.local, config.seed
-    )
+    return build_server(config, host.trainer, LocalCommunicator([host]))
 
 
 class WholeVectors(TorchDispatchMode):

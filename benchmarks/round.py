@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssfl.assemble import build_host, build_method, build_views
+from ssfl.assemble import build_host, build_method, build_server, build_views
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import Config, parse
 from ssfl.data.federated import FederatedData, federate
@@ -128,10 +128,7 @@ def federation(config: Config, data: FederatedData, workers: int) -> Server:
     store = StateStore(Path(tempfile.mkdtemp()), 1 << 30)
     engine = Engine(config.device)
     hosts = [build_host(config, data, store, engine) for _ in range(workers)]
-    trainer = hosts[0].trainer
-    theta = trainer.models.global_.flat.shared.clone()
-    communicator = LocalCommunicator(hosts)
-    return Server(theta, trainer.layout, communicator, config.server, config.local, config.seed)
+    return build_server(config, hosts[0].trainer, LocalCommunicator(hosts))
 
 
 def agree(plain: PlainLoop, server: Server) -> float:

@@ -27,7 +27,7 @@ import torch
 from measuring import Took, held_mib, machine, markdown, median, peak_mib, publish, timed
 from safetensors.torch import save_file
 
-from ssfl.assemble import build_host
+from ssfl.assemble import build_host, build_server
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import Config, parse
 from ssfl.data.federated import FederatedData
@@ -102,12 +102,7 @@ def one_cell(algorithm: str, clients: int, per_round: int, rounds: int, folder: 
     def start() -> None:
         data = tiny_data(clients)
         host = build_host(config, data, store, Engine(config.device))
-        trainer = host.trainer
-        theta = trainer.models.global_.flat.shared.clone()
-        transport = LocalCommunicator([host])
-        made.append(
-            Server(theta, trainer.layout, transport, config.server, config.local, config.seed)
-        )
+        made.append(build_server(config, host.trainer, LocalCommunicator([host])))
 
     started = timed(start)
     (server,) = made

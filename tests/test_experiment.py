@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,15 +17,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import ssfl.assemble
 import ssfl.experiment
+from ssfl.algorithms.global_ssfl import GlobalSSFL
 from ssfl.config import Config, to_toml
 from ssfl.data.sources import load_dataset
 from ssfl.errors import CheckpointError
 from ssfl.evaluation.features import extract
 from ssfl.experiment import resume, train
 from ssfl.federation.checkpoint import latest_checkpoint
+from ssfl.federation.client import Client
+from ssfl.federation.engine import DeviceOptions, Engine
+from ssfl.federation.messages import Reply, Task
 from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import Server
+from ssfl.federation.trainer import Trainer
 from ssfl.models.backbones import BACKBONES, Backbone
 from ssfl.run import Run
 from ssfl.ssl import METHODS
@@ -274,6 +281,46 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path) -> None:
     resume(run.path)
     assert same_bits(outcome(run), before)
     assert figures(run) == rows
+
+
+def test_nothing_that_clients_report_replaces_a_fact_of_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Client._train
+
+    def boastful(client: Client, task: Task) -> Reply:
+        reply = honest(client, task)
+        return replace(reply, metrics=reply.metrics | {"kind": 5.0, "round": 7.0, "best": 1.0})
+
+    monkeypatch.setattr(Client, "_train", boastful)
+    monkeypatch.setattr(GlobalSSFL, "metrics", ("round",))  # an unlucky name
+    run = train(tiny(server={"rounds": 1}), out=tmp_path / "run")
+    (row,) = [row for row in run.metrics if row["kind"] == "round"]
+    assert row["round"] == 0
+    assert "best" not in row
+
+
+def test_with_a_deadline_the_judge_has_models_but_no_engine_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: list[Engine] = []
+    trainers: list[Trainer] = []
+
+    class Counted(Engine):
+        def __init__(self, options: DeviceOptions) -> None:
+            super().__init__(options)
+            engines.append(self)
+
+    class Kept(Trainer):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            trainers.append(self)
+
+    monkeypatch.setattr(ssfl.assemble, "Engine", Counted)
+    monkeypatch.setattr(ssfl.assemble, "Trainer", Kept)
+    train(tiny(server={"rounds": 1, "deadline": 60.0}), out=tmp_path / "run")
+    assert len(trainers) == 2  # a worker's and the judge's
+    assert len(engines) == 1
 
 
 def test_the_final_figures_are_those_of_the_last_round(left_alone: Run) -> None:

@@ -1,4 +1,4 @@
-"""From a configuration to the parts that run it: data, model, trainer, host.
+"""From a configuration to the parts that run it: data, model, trainer, host, server.
 
 Every process of an experiment (this one, an MPI rank, a Ray worker, a site) assembles its parts
 here from the same configuration, so they are the same everywhere.
@@ -17,7 +17,9 @@ from ssfl.data.sources import load_dataset
 from ssfl.data.views import Views, resolve
 from ssfl.errors import ConfigError
 from ssfl.federation.client import Host
+from ssfl.federation.communicator import Communicator
 from ssfl.federation.engine import Engine
+from ssfl.federation.server import Server
 from ssfl.federation.store import StateStore
 from ssfl.federation.trainer import Trainer
 from ssfl.models.backbones import build_backbone
@@ -108,3 +110,16 @@ def build_hosts(config: Config, data: FederatedData, store: StateStore) -> list[
         useful = -(-asked // turns)  # so that the last turn, too, finds them all at work
     workers = config.device.workers or min(useful, asked)
     return [build_host(config, data, store, engine) for _ in range(workers)]
+
+
+def build_server(config: Config, trainer: Trainer, communicator: Communicator) -> Server:
+    """The server of an experiment. Θ begins as a copy of `trainer`'s model."""
+    return Server(
+        trainer.models.global_.flat.shared.clone(),
+        trainer.layout,
+        communicator,
+        config.server,
+        config.local,
+        config.seed,
+        trainer.algorithm.metrics,
+    )

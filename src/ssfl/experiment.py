@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ssfl.assemble import build_host, build_hosts, load_federated
+from ssfl.assemble import build_host, build_hosts, build_server, load_federated
 from ssfl.comm import COMMUNICATORS, join
 from ssfl.config import Config, load_config
 from ssfl.data.federated import FederatedData
@@ -147,12 +147,11 @@ class Experiment:
     ) -> None:
         config, display = self.config, self.display
         trainer, store = hosts[0].trainer, hosts[0].store
-        theta = trainer.models.global_.flat.shared.clone()
-        server = Server(
-            theta, trainer.layout, communicator, config.server, config.local, config.seed
-        )
+        server = build_server(config, trainer, communicator)
         # A client past its deadline may still be training on a worker's models: judge on others.
-        judge = build_host(config, data, store).trainer if config.server.deadline else trainer
+        judge = trainer
+        if config.server.deadline:
+            judge = build_host(config, data, store, trainer.engine).trainer
         evaluation = OnlineEvaluation(config.evaluation, data, judge, server)
 
         def record(row: Row) -> None:
@@ -245,16 +244,16 @@ def _flat(config: Config) -> Row:
 
 def _round_row(report: RoundReport) -> Row:
     return {
+        **report.metrics,  # first: what an algorithm calls its figures must not replace the rest
         "kind": "round",
         "round": report.round,
-        **report.metrics,
         "rate": report.rate,
         "update_norm": report.update_norm,
         "asked": report.asked,
         "accepted": report.accepted,
         "took_part": report.clients,
         "received_bytes": report.received,
-        "late": report.late,
+        "late": len(report.late),
         "failures": report.failures,
         "images": report.images,
         "seconds": report.seconds,

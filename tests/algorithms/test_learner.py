@@ -60,11 +60,10 @@ def test_weight_decay_may_spare_norms_and_biases_as_torchs_parameter_groups_do()
 
 def test_an_anchor_and_a_drift_add_to_the_gradient_by_hand():
     learner = learner_at(1.0)
-    learner.anchor, learner.pull = torch.tensor([0.5]), 0.4
+    learner.hold(torch.tensor([0.5]), 0.2)
     learner.drift = torch.tensor([0.3])
-    loss = learner.loss(learner(numbers(0.0)))
-    learner.descend(loss, anchor=torch.tensor([2.0]), pull=0.1)
-    # g = 1 + 0.3 + 0.4 (1 − 0.5) + 0.1 (1 − 2) = 1.4
+    learner.descend(learner.loss(learner(numbers(0.0))))
+    # g = 1 + 0.3 + 0.2 (1 − 0.5) = 1.4
     assert learner.flat.trainable.item() == pytest.approx(0.86)
 
 

@@ -32,6 +32,7 @@ def a_task(**changes):
         "progress": 1 / 3,
         "durable": 5,
         "control": torch.tensor([0.25]),
+        "folded": {3: 6, 100_000: 0},
     }
     return Task(**(facts | changes))
 

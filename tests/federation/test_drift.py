@@ -22,13 +22,24 @@ def resident(start: float = 1.0, **options: object) -> tuple[Models, Drift]:
     return models, Drift(local, models)
 
 
-def task(control: float | None = None, rate: float = 0.1) -> Task:
+def task(control: float | None = None, rate: float = 0.1, folded: int = 3) -> Task:
     c = None if control is None else torch.tensor([control])
-    return Task(TaskKind.TRAIN, 0, torch.ones(1), LAYOUT.digest, rate=rate, control=c)
+    known = {0: folded, 1: 2}
+    return Task(TaskKind.TRAIN, 5, torch.ones(1), LAYOUT.digest, rate=rate, control=c, folded=known)
 
 
 def client_with(control: float) -> ClientState:
-    return ClientState(control=torch.tensor([control]))
+    """A client whose last round was the third, and made this of a c_k that was 77."""
+    return ClientState(
+        control=torch.tensor([control]),
+        control_before=torch.tensor([77.0]),
+        control_round=torch.tensor(3),
+    )
+
+
+def finish(drift: Drift, of: Task, steps: int) -> Tensor | None:
+    """c_k⁺ after so many steps."""
+    return drift.finish(of, ClientState(), steps).control
 
 
 def descend(models: Models, steps: int) -> float:
@@ -45,25 +56,25 @@ def number(value: Tensor | None) -> float:
 
 def test_without_a_correction_nothing_is_added_and_nothing_kept():
     models, drift = resident()
-    drift.begin(task(), ClientState())
+    drift.begin(0, task(), ClientState())
     assert descend(models, 2) == pytest.approx(0.81)
-    assert drift.finish(task(), ClientState(), 2) is None
+    assert finish(drift, task(), 2) is None
     assert drift.change is None
 
 
 def test_fedprox_by_hand():
     models, drift = resident(correction="fedprox", proximal=0.5)
-    drift.begin(task(), ClientState())
+    drift.begin(0, task(), ClientState())
     # g = 1, w = 0.9; g = 0.9 + 0.5 (0.9 − 1) = 0.85, w = 0.815
     assert descend(models, 2) == pytest.approx(0.815)
-    assert drift.finish(task(), ClientState(), 2) is None
+    assert finish(drift, task(), 2) is None
 
 
 def test_fedprox_holds_to_what_arrived_last():
     models, drift = resident(correction="fedprox", proximal=0.5)
     models.global_.reset()
     models.received.fill_(3.0)
-    drift.begin(task(), ClientState())
+    drift.begin(0, task(), ClientState())
     assert descend(models, 1) == pytest.approx(1 - 0.1 * (1 + 0.5 * (1 - 3)))
 
 
@@ -71,38 +82,47 @@ def test_scaffold_by_hand():
     models, drift = resident(correction="scaffold")
     models.global_.reset()
     state = client_with(0.2)
-    drift.begin(task(0.5), state)
+    drift.begin(0, task(0.5), state)
     # c − c_k = 0.3: w = 1 − 0.1 · 1.3 = 0.87, then 0.87 − 0.1 · 1.17 = 0.753
     assert descend(models, 2) == pytest.approx(0.753)
     # c_k⁺ = 0.2 − 0.5 + (1 − 0.753)/(2 · 0.1) = 0.935: the mean of the gradients 1 and 0.87
-    assert number(drift.finish(task(0.5), state, 2)) == pytest.approx(0.935, abs=1e-5)
+    assert number(finish(drift, task(0.5), 2)) == pytest.approx(0.935, abs=1e-5)
     assert number(drift.change) == pytest.approx(0.735, abs=1e-5)
 
 
 def test_scaffold_with_momentum_by_hand():
     models, drift = resident(correction="scaffold", momentum=0.5)
     state = client_with(0.2)
-    drift.begin(task(0.5), state)
+    drift.begin(0, task(0.5), state)
     # v = 1.3, w = 0.87; v = 0.65 + 1.17 = 1.82, w = 0.688
     assert descend(models, 2) == pytest.approx(0.688)
     # two steps count as 2.5: 0.2 − 0.5 + (1 − 0.688)/0.25 = 0.948 = (1.5 · 1 + 0.87)/2.5
-    assert number(drift.finish(task(0.5), state, 2)) == pytest.approx(0.948, abs=1e-5)
+    assert number(finish(drift, task(0.5), 2)) == pytest.approx(0.948, abs=1e-5)
 
 
 def test_scaffold_begins_from_zero_and_forgets_the_last_client():
     models, drift = resident(correction="scaffold")
-    drift.begin(task(0.5), client_with(0.2))
+    drift.begin(0, task(0.5), client_with(0.2))
     models.global_.reset()
-    drift.begin(task(), ClientState())
+    drift.begin(0, task(), ClientState())
     assert descend(models, 1) == pytest.approx(0.9)
-    assert number(drift.finish(task(), ClientState(), 1)) == pytest.approx(1.0, abs=1e-5)
+    assert number(finish(drift, task(), 1)) == pytest.approx(1.0, abs=1e-5)
     assert number(drift.change) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_scaffold_goes_back_to_the_c_k_that_the_server_knows():
+    models, drift = resident(correction="scaffold")
+    drift.begin(0, task(80.0, folded=1), client_with(0.2))
+    assert number(models.global_.drift) == pytest.approx(3)  # 80 − 77
+    models.global_.reset()
+    drift.begin(0, task(80.0, folded=3), client_with(0.2))
+    assert number(models.global_.drift) == pytest.approx(79.8)
 
 
 def test_a_captured_step_would_read_the_drift_of_every_client():
     models, drift = resident(correction="scaffold")
     before = models.global_.drift
-    drift.begin(task(0.5), client_with(0.2))
+    drift.begin(0, task(0.5), client_with(0.2))
     assert models.global_.drift is before
     assert number(before) == pytest.approx(0.3)
 
@@ -111,8 +131,8 @@ def test_a_captured_step_would_read_the_drift_of_every_client():
 def test_a_client_that_did_not_move_learns_nothing_of_its_gradient(steps, rate):
     _, drift = resident(correction="scaffold")
     state = client_with(0.2)
-    drift.begin(task(0.5, rate), state)
-    assert number(drift.finish(task(0.5, rate), state, steps)) == pytest.approx(0.2)
+    drift.begin(0, task(0.5, rate), state)
+    assert number(finish(drift, task(0.5, rate), steps)) == pytest.approx(0.2)
     assert number(drift.change) == 0
 
 
@@ -136,7 +156,7 @@ def test_scaffold_lets_two_different_clients_stay_at_the_common_optimum():
     """Clients that want −1 and 3: with c_k known, neither leaves the mean of the two, 1."""
     for wanted in (-1.0, 3.0):
         models, drift = resident(correction="scaffold")
-        drift.begin(task(0.0), client_with(1.0 - wanted))
+        drift.begin(0, task(0.0), client_with(1.0 - wanted))
         learner = models.global_
         for _ in range(5):
             learner.descend(learner.loss(learner(numbers(wanted))))

@@ -18,6 +18,9 @@ from ssfl.federation.options import ServerOptions
 from ssfl.federation.server import Server
 
 SIZES = [40, 30, 20, 10]
+LOCAL = LocalOptions(batch=10)
+"""Makes 4, 3, 2 and 1 steps of these sizes."""
+SCAFFOLD = LocalOptions(batch=10, correction="scaffold")
 Answer = Callable[[int, Task], Reply]
 
 
@@ -34,7 +37,7 @@ def honest(client: int, task: Task) -> Reply:
         layout=task.layout,
         delta=delta(client, task.round),
         samples=SIZES[client],
-        steps=client + 1,
+        steps=4 - client,
         metrics={"loss": float(client)},
         control=None if task.control is None else torch.full_like(task.control, client + 1.0),
     )
@@ -79,7 +82,7 @@ def serve(
     **options: object,
 ) -> Server:
     given = ServerOptions(**{"rounds": 10, **options})  # type: ignore[arg-type]
-    return Server(theta.clone(), LAYOUT, party, given, local or LocalOptions(), seed=0)
+    return Server(theta.clone(), LAYOUT, party, given, local or LOCAL, seed=0, metrics=["loss"])
 
 
 def mean(weights: dict[int, float], round_: int = 0) -> Tensor:
@@ -180,6 +183,13 @@ BAD = {
     "evaluate reply": lambda reply: replace(reply, kind=TaskKind.EVALUATE),
     "over the limit": huge,
     "-5 samples": lambda reply: replace(reply, samples=-5),
+    "claims 1000000000000 samples, but 20 were announced": (
+        lambda reply: replace(reply, samples=10**12)
+    ),
+    "claims 1000000000000000 steps, but 20 samples make 2": (
+        lambda reply: replace(reply, steps=10**15)
+    ),
+    "claims 1 steps, but": lambda reply: replace(reply, steps=1),
     "control variate": lambda reply: replace(reply, control=torch.zeros(LAYOUT.trainable)),
 }
 
@@ -209,21 +219,21 @@ def test_before_there_is_a_yardstick_updates_are_measured_by_theta() -> None:
     assert report.failures == {"refused": 1}
 
 
-@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), 1e15])
 def test_a_broken_control_variate_is_refused(broken: float) -> None:
     def answer(client: int, task: Task) -> Reply:
         assert task.control is not None
         return replace(honest(client, task), control=torch.full_like(task.control, broken))
 
-    server = serve(Party({0: answer}), LocalOptions(correction="scaffold"))
-    assert server.play_round().failures == {"refused": 1}
-    assert bool(server.state()["control"].isfinite().all())
+    party = Party()
+    server = serve(party, SCAFFOLD)
+    for answers in ({0: answer}, {}, {0: answer}):  # without a yardstick, and with one
+        party.answers = dict(answers)
+        assert server.play_round().failures == ({"refused": 1} if answers else {})
+    assert server.state()["control"].abs().max() < 10
 
 
 def test_late_replies_are_dropped_or_folded_at_a_discount() -> None:
-    def too_slow(client: int, task: Task) -> Reply:
-        return failed(client, task, Reason.DEADLINE, "no reply within 1 s")
-
     for policy in ("drop", "discount"):
         party = Party({1: too_slow})
         server = serve(party, late=policy, staleness=0.5)
@@ -233,7 +243,7 @@ def test_late_replies_are_dropped_or_folded_at_a_discount() -> None:
         party.answers = {}
         party.late = [honest(1, task)]
         report = server.play_round()
-        assert report.late == 1
+        assert report.late == [(1, 0)]
         assert report.accepted == 4
         moved = mean(dict(enumerate(SIZES)), round_=1)
         if policy == "discount":
@@ -242,15 +252,53 @@ def test_late_replies_are_dropped_or_folded_at_a_discount() -> None:
         torch.testing.assert_close(server.theta, after_one + moved)
 
 
+def too_slow(client: int, task: Task) -> Reply:
+    return failed(client, task, Reason.DEADLINE, "no reply within 1 s")
+
+
 def test_a_late_reply_that_cannot_be_right_does_not_cost_its_clients_new_one() -> None:
-    party = Party()
+    party = Party({1: too_slow})
     server = serve(party, late="discount")
     server.play_round()
     theta = server.theta
+    party.answers = {}
     party.late = [not_finite(honest(1, party.tasks[0]))]
     report = server.play_round()
-    assert report.late == 0
+    assert report.late == []
     torch.testing.assert_close(server.theta, theta + mean(dict(enumerate(SIZES)), round_=1))
+
+
+def test_only_who_was_given_up_may_be_late_and_only_once() -> None:
+    honestly, greedily = Party({1: too_slow}), Party({1: too_slow})
+    servers = [serve(party, late="discount") for party in (honestly, greedily)]
+    for party, server in zip((honestly, greedily), servers, strict=True):
+        server.play_round()
+        party.answers = {}
+    late = honest(1, honestly.tasks[0])
+    uncalled_for = honest(0, honestly.tasks[0])  # it was in time then
+    honestly.late, greedily.late = [late], [late, uncalled_for] * 100
+    reports = [server.play_round() for server in servers]
+    assert [report.late for report in reports] == [[(1, 0)]] * 2
+    greedily.late = [late] * 100  # it has had its turn
+    reports = [server.play_round() for server in servers]
+    assert [report.late for report in reports] == [[], []]
+    for name, tensor in servers[0].state().items():
+        assert torch.equal(servers[1].state()[name], tensor), name
+
+
+def test_a_resumed_server_knows_who_may_still_be_late() -> None:
+    first = Party({1: too_slow, 2: too_slow})
+    through = serve(first, late="discount")
+    through.play_round()
+    saved = {name: tensor.clone() for name, tensor in through.state().items()}
+    second = Party()
+    resumed = serve(second, late="discount")
+    resumed.load(saved, rounds_done=1)
+    first.answers = {}
+    first.late = second.late = [honest(client, first.tasks[0]) for client in (1, 3)]
+    assert through.play_round().late == resumed.play_round().late == [(1, 0)]
+    assert torch.equal(through.theta, resumed.theta)
+    assert resumed.state()["overdue"].tolist() == [[2, 0]]
 
 
 def test_over_sampled_clients_stand_in_for_those_that_fail() -> None:
@@ -279,8 +327,22 @@ def test_over_sampling_hears_small_clients_as_often_as_large_ones() -> None:
     assert min(heard) > 75  # 100 each expected, standard deviation 7
 
 
+def test_scaffolds_task_says_which_rounds_of_its_clients_were_folded() -> None:
+    party = Party({1: lambda client, task: failed(client, task, Reason.LOST, "gone")})
+    server = serve(party, SCAFFOLD, clients_per_round=3, oversample=0.3, sampler="round-robin")
+    folded: dict[int, int] = {}
+    for round_ in range(4):
+        report = server.play_round()
+        assert party.tasks[-1].folded == {
+            client: folded[client] for client in party.asked[-1] if client in folded
+        }
+        folded |= dict.fromkeys(report.clients, round_)
+    assert 1 not in folded
+    assert dict(server.state()["folded"].tolist()) == folded
+
+
 def test_scaffolds_control_variate_moves_by_the_mean_change_times_the_share_taking_part() -> None:
-    server = serve(Party(), LocalOptions(correction="scaffold"), clients_per_round=2)
+    server = serve(Party(), SCAFFOLD, clients_per_round=2)
     party = server._communicator
     assert isinstance(party, Party)
     expected = 0.0
@@ -295,7 +357,7 @@ def test_scaffolds_control_variate_moves_by_the_mean_change_times_the_share_taki
 
 def test_the_rate_follows_a_cosine_over_rounds_from_lr_towards_zero() -> None:
     party = Party()
-    server = serve(party, LocalOptions(lr=0.2), rounds=4)
+    server = serve(party, LocalOptions(batch=10, lr=0.2), rounds=4)
     for _ in range(4):
         server.play_round()
     root = math.sqrt(0.5)
@@ -310,7 +372,7 @@ def test_the_rate_follows_a_cosine_over_rounds_from_lr_towards_zero() -> None:
     "optimizer", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fednova"]
 )
 def test_a_server_loaded_from_its_state_goes_on_identically(optimizer: str) -> None:
-    local = LocalOptions(correction="scaffold")
+    local = SCAFFOLD
     options = {"optimizer": optimizer, "clients_per_round": 2, "lr": 0.3}
     through = serve(Party(), local, **options)
     for _ in range(6):
@@ -335,7 +397,7 @@ def test_a_state_of_other_options_is_refused() -> None:
     with pytest.raises(CheckpointError, match="fedadam"):
         serve(Party(), optimizer="fedadam").load(plain.state(), 1)
     with pytest.raises(CheckpointError, match=r"local\.correction"):
-        serve(Party(), LocalOptions(correction="scaffold")).load(plain.state(), 1)
+        serve(Party(), SCAFFOLD).load(plain.state(), 1)
 
 
 def test_an_algorithm_that_sends_nothing_moves_nothing() -> None:
@@ -349,10 +411,27 @@ def test_an_algorithm_that_sends_nothing_moves_nothing() -> None:
     assert report.metrics["loss"] == pytest.approx(1.0)
 
 
+def test_of_what_clients_report_only_the_algorithms_figures_are_kept() -> None:
+    def talkative(client: int, task: Task) -> Reply:
+        return replace(honest(client, task), metrics={"loss": 1.0, "round": 7.0, "accepted": 9.0})
+
+    report = serve(Party(dict.fromkeys(range(4), talkative))).play_round()
+    assert report.metrics == pytest.approx({"loss": 1.0})
+
+
+@pytest.mark.parametrize("optimizer", ["fedavg", "fedadam", "fednova"])
+def test_a_round_reports_how_far_theta_moved_whatever_moved_it(optimizer: str) -> None:
+    server = serve(Party(), optimizer=optimizer, lr=0.3)
+    for _ in range(2):
+        before = server.theta
+        report = server.play_round()
+        assert report.update_norm == pytest.approx(float((server.theta - before).norm()), rel=1e-5)
+
+
 def test_evaluation_asks_in_order_and_leaves_failures_out() -> None:
     party = Party({2: lambda client, task: failed(client, task, Reason.ERROR, "no")})
     party.order = lambda clients: list(reversed(clients))
-    server = serve(party, LocalOptions(correction="scaffold"))
+    server = serve(party, SCAFFOLD)
     replies = server.evaluate([0, 2, 3])
     assert [reply.client for reply in replies] == [0, 3]
     assert party.tasks[0].kind is TaskKind.EVALUATE

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from ssfl.assemble import build_host
+from ssfl.assemble import build_host, build_server
 from ssfl.comm.local import LocalCommunicator
 from ssfl.data.federated import FederatedData
 from ssfl.data.images import DataSet
 from ssfl.data.sources import load_dataset
 from ssfl.errors import CheckpointError
-from ssfl.federation.server import Server
 from ssfl.federation.state import ClientState
 from ssfl.federation.store import StateStore
 from tiny import tiny
@@ -182,12 +181,8 @@ def test_with_ten_thousand_clients_memory_stays_within_the_stores_limit(tmp_path
     everyone = [np.array([k % 500, (k + 7) % 500]) for k in range(clients)]
     store = StateStore(tmp_path / "clients", limit)
     host = build_host(config, FederatedData(digits, everyone, None), store)
-    trainer = host.trainer
-    theta = trainer.models.global_.flat.shared.clone()
-    server = Server(
-        theta, trainer.layout, LocalCommunicator([host]), config.server, config.local, seed=0
-    )
-    personal = trainer.models.own.flat.vector.nbytes
+    server = build_server(config, host.trainer, LocalCommunicator([host]))
+    personal = host.trainer.models.own.flat.vector.nbytes
     assert personal > 1_000_000
     resident = []
     for _ in range(rounds):

@@ -46,5 +46,6 @@ class BiLevelSSFL(Algorithm):
 
         # Optimise the personal parameter θ_k: loss + pull/2 ‖θ_k − Θ^(t)‖²
         loss = personal.loss(personal(batch))
-        personal.descend(loss, anchor=models.received, pull=self.pull)
+        personal.hold(models.received, self.pull)
+        personal.descend(loss)
         return global_loss.detach(), loss.detach()

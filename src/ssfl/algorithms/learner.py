@@ -24,8 +24,7 @@ class Learner:
     """A model and its SGD with momentum, both flat.
 
     `rate` and `progress` are one-element tensors so that a captured step reads their present
-    value. `drift` is a gradient added to every step (SCAFFOLD's c − c_k); `anchor` and `pull` add
-    the gradient of pull/2 ‖θ − anchor‖² (FedProx).
+    value. `drift` is a gradient added to every step (SCAFFOLD's c − c_k).
     """
 
     def __init__(self, method: Method, options: LocalOptions) -> None:
@@ -39,8 +38,8 @@ class Learner:
         self.last = True  # the micro-batch at hand completes the step
         self.disturbed = False  # steps were made since the last reset
         self.drift: Tensor | None = None
-        self.anchor: Tensor | None = None
-        self.pull = 0.0
+        self._anchor: Tensor | None = None
+        self._pull = 0.0
         self._options = options
         self._names = [
             e.name for e in self.flat.layout.entries if e.kind in (Kind.WEIGHT, Kind.NORM)
@@ -61,8 +60,12 @@ class Learner:
             return outputs
         return functional_call(self.method, weights, (batch,))  # type: ignore[no-any-return]
 
-    def descend(self, loss: Tensor, *, anchor: Tensor | None = None, pull: float = 0.0) -> None:
-        """θ ← θ − β ∇(loss + pull/2 ‖θ − anchor‖²), once all micro-batches of the step are in."""
+    def hold(self, anchor: Tensor, pull: float) -> None:
+        """From now on, descend on loss + pull/2 ‖θ − anchor‖² (FedProx, BiLevel-SSFL)."""
+        self._anchor, self._pull = anchor, pull
+
+    def descend(self, loss: Tensor) -> None:
+        """θ ← θ − β ∇ loss, once all micro-batches of the step are in."""
         self.disturbed = True
         (loss * self.share).backward()  # type: ignore[no-untyped-call]
         if not self.last:
@@ -73,10 +76,8 @@ class Learner:
                 gradient.mul_(self._shortening([gradient]))
             if self.drift is not None:
                 gradient.add_(self.drift)
-            if self.anchor is not None:
-                gradient.add_(self.flat.trainable - self.anchor, alpha=self.pull)
-            if anchor is not None:
-                gradient.add_(self.flat.trainable - anchor, alpha=pull)
+            if self._anchor is not None:
+                gradient.add_(self.flat.trainable - self._anchor, alpha=self._pull)
             self.update(gradient)
             self.method.after_step(self.progress)
 

@@ -40,3 +40,12 @@ class LocalOptions(Section):
     """FedProx: weight μ of μ/2 ‖Θ_k − Θ‖²."""
     batch_norm: Literal["shared", "fedbn"] = "shared"
     """'fedbn' keeps batch-norm scale, shift and statistics with the client."""
+
+    def steps(self, images: int) -> int:
+        """Steps that a client of so many images makes in a round."""
+        return self.epochs * self.steps_of_an_epoch(images)
+
+    def steps_of_an_epoch(self, images: int) -> int:
+        """Full batches, or one of all images where there are fewer; batch norm needs two."""
+        size = min(self.batch, images)
+        return images // size if size > 1 else 0

@@ -62,6 +62,7 @@ class _TaskHeader(_Header):
     rate: Finite
     progress: Finite
     durable: Count
+    folded: dict[Count, Count]
 
 
 class _FailureHeader(Section):
@@ -98,6 +99,7 @@ def encode_task(task: Task) -> Message:
         rate=task.rate,
         progress=task.progress,
         durable=task.durable,
+        folded=task.folded,
         vectors=names,
     )
     return header.model_dump_json().encode(), vectors
@@ -117,6 +119,7 @@ def decode_task(header: Buffer, vectors: Sequence[Buffer]) -> Task:
         rate=facts.rate,
         progress=facts.progress,
         durable=facts.durable,
+        folded=facts.folded,
         control=tensors.get("control"),
     )
 

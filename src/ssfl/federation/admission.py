@@ -1,4 +1,4 @@
-"""Which updates the server lets in: finite, of the right layout and round, and of a sane size.
+"""Which updates the server lets in: finite, of the right layout, round and weight, of a sane size.
 
 One broken or hostile client must not spoil Θ; what is refused is counted and logged with its
 client's id, and the round goes on. Where a site sends the mean of its clients' updates, the site
@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ssfl.federation.known import Known
 from ssfl.federation.messages import Failure, Reason, Reply, Task, failed
 
 
@@ -17,12 +18,14 @@ class Admission:
     """Checks replies to training tasks; remembers how large honest updates have been.
 
     The yardstick is the median norm of the last round's accepted updates, and before there is one,
-    the norm of Θ itself. It is part of a checkpoint.
+    the norm of Θ itself. It is part of a checkpoint. SCAFFOLD's Δc_k = −Δ_k/(a_k β) − c has the
+    same one, since an update says how long it can be.
     """
 
     def __init__(self, max_ratio: float, yardstick: float = 0.0) -> None:
         self.max_ratio = max_ratio
         self.yardstick = yardstick
+        self._known: Known | None = None
         self._norms: list[float] = []
         self._first_limit: float | None = None
 
@@ -40,9 +43,11 @@ class Admission:
             failed(reply.client, task, failure.reason, failure.detail), joint=reply.joint
         )
 
-    def open_round(self) -> None:
-        """Forget what was admitted to a round that was broken off."""
-        self._norms, self._first_limit = [], None
+    def open_round(self, known: Known | None = None) -> None:
+        """Forget what was admitted to a round that was broken off. A site, which counts its own
+        clients' work, needs no second word on it; a server holds replies against what is `known`.
+        """
+        self._known, self._norms, self._first_limit = known, [], None
 
     def close_round(self) -> None:
         """Take this round's median as the next yardstick."""
@@ -54,10 +59,10 @@ class Admission:
             return f"a {reply.kind} reply for round {reply.round} to a {task.kind} task"
         if reply.samples <= 0:
             return f"it claims {reply.samples} samples"
-        if reply.joint is not None and not 0 < reply.joint.effective_steps < float("inf"):
-            return f"it claims {reply.joint.effective_steps:g} effective steps"
-        if not _fits(reply.control, task.control):
-            return "its control variate does not fit the server's, or is not finite"
+        if self._known is not None and (objection := self._known.objection(reply)):
+            return objection
+        if objection := self._objection_to_control(reply, task):
+            return objection
         if reply.delta is None:
             return None
         if reply.layout != task.layout or reply.delta.shape != task.theta.shape:
@@ -72,6 +77,24 @@ class Admission:
         self._norms.append(norm)
         return None
 
+    def _objection_to_control(self, reply: Reply, task: Task) -> str | None:
+        """A client sends the change of its control variate where it was sent the server's."""
+        change, control = reply.control, task.control
+        if change is None and control is None:
+            return None
+        if change is None or control is None or change.shape != control.shape:
+            return "its control variate does not fit the server's"
+        norm = float(torch.linalg.vector_norm(change))
+        if not norm < float("inf"):
+            return "its control variate is not finite"
+        if self._known is None:
+            return None
+        longest_step = self._limit(task.theta) / (self._known.fewest_counted(reply) * task.rate)
+        limit = longest_step + float(torch.linalg.vector_norm(control))
+        if norm > limit:
+            return f"its control variate moved by {norm:.3g}, over the limit of {limit:.3g}"
+        return None
+
     def _limit(self, theta: Tensor) -> float:
         """How long an update may be; the norm of Θ is taken once a round, and only if needed."""
         if self.yardstick:
@@ -79,12 +102,3 @@ class Admission:
         if self._first_limit is None:
             self._first_limit = self.max_ratio * float(torch.linalg.vector_norm(theta))
         return self._first_limit
-
-
-def _fits(change: Tensor | None, control: Tensor | None) -> bool:
-    """A client sends the change of its control variate where it was sent the server's."""
-    if change is None or control is None:
-        return change is control
-    if change.shape != control.shape:
-        return False
-    return float(torch.linalg.vector_norm(change)) < float("inf")  # a tenth of isfinite().all()

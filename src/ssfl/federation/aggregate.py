@@ -58,13 +58,14 @@ class Partial:
 
 
 class Aggregator:
-    """The mean weighted by |D_k|. `expected` is the weight of all who were asked."""
+    """The mean weighted by |D_k|. `expected` is the weight of all who were asked; `spares` lends
+    memory from one round to the next."""
 
-    def __init__(self, expected: float) -> None:
+    def __init__(self, expected: float, spares: Spares | None = None) -> None:
         if expected <= 0:
             raise FederationError("the clients of a round hold no images between them")
         self.expected = expected
-        self.spares = Spares()  # a server lends its own, round after round
+        self._spares = spares or Spares()
         self.weight = 0.0
         self.count = 0
         self._delta: Tensor | None = None
@@ -115,7 +116,7 @@ class Aggregator:
 
     def _fold(self, delta: Tensor, control: Tensor | None, share: float) -> None:
         if self._delta is None:
-            self._delta = torch.mul(delta, share, out=self.spares.take(delta))
+            self._delta = torch.mul(delta, share, out=self._spares.take(delta))
         else:
             self._delta.add_(delta, alpha=share)
         if control is not None:
@@ -130,8 +131,10 @@ class NormalisedAggregator(Aggregator):
     Entries that no gradient moves are plainly averaged.
     """
 
-    def __init__(self, expected: float, layout: Layout, momentum: float) -> None:
-        super().__init__(expected)
+    def __init__(
+        self, expected: float, layout: Layout, momentum: float, spares: Spares | None = None
+    ) -> None:
+        super().__init__(expected, spares)
         self._trainable = layout.trainable
         self._momentum = momentum
 
@@ -152,8 +155,10 @@ class LayerwiseAggregator(Aggregator):
     moves, are plainly averaged.
     """
 
-    def __init__(self, expected: float, layout: Layout, theta: Tensor) -> None:
-        super().__init__(expected)
+    def __init__(
+        self, expected: float, layout: Layout, theta: Tensor, spares: Spares | None = None
+    ) -> None:
+        super().__init__(expected, spares)
         self._theta = theta
         self._layers = [e.range for e in layout.entries if e.range.stop <= layout.trainable]
 
@@ -176,6 +181,7 @@ def build_aggregator(
     expected_weight: float,
     *,
     momentum: float = 0.0,
+    spares: Spares | None = None,
 ) -> Aggregator:
     """The aggregator of one round from Θ = `theta`; `momentum` is that of the clients' SGD."""
     if options.aggregation == "l-dawa":
@@ -184,10 +190,10 @@ def build_aggregator(
                 "server.aggregation 'l-dawa' and server.optimizer 'fednova' both say what an "
                 "update counts for: choose one of them"
             )
-        return LayerwiseAggregator(expected_weight, layout, theta)
+        return LayerwiseAggregator(expected_weight, layout, theta, spares)
     if options.optimizer == "fednova":
-        return NormalisedAggregator(expected_weight, layout, momentum)
-    return Aggregator(expected_weight)
+        return NormalisedAggregator(expected_weight, layout, momentum, spares)
+    return Aggregator(expected_weight, spares)
 
 
 def fold(aggregator: Aggregator, reply: Reply, weight: float) -> None:

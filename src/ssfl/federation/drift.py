@@ -1,8 +1,12 @@
 """What holds a client's Θ_k near the others' while it trains: FedProx and SCAFFOLD.
 
 FedProx (Li et al. 2018) adds μ/2 ‖Θ_k − Θ‖² to the loss. SCAFFOLD (Karimireddy et al. 2020) adds
-c − c_k to every gradient, where c_k estimates the client's mean gradient and c that of all.
+c − c_k to every gradient, where c_k estimates the client's mean gradient and c that of all. c is
+the mean of the c_k, and stays so: a client whose last round the server did not fold (it was lost,
+late, refused, or not needed) goes on from the c_k before it.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,42 +28,56 @@ class Drift:
     def __init__(self, options: LocalOptions, models: Models) -> None:
         self.change: Tensor | None = None
         self._models = models
-        self._scaffold = options.correction == "scaffold"
+        self._own: Tensor | None = None
         learner = models.global_
-        if self._scaffold:
+        if options.correction == "scaffold":
             learner.drift = torch.zeros_like(learner.flat.gradient)
         elif options.correction == "fedprox":
-            learner.anchor, learner.pull = models.received, options.proximal
+            learner.hold(models.received, options.proximal)
 
-    def begin(self, task: Task, state: ClientState) -> None:
+    def begin(self, client: int, task: Task, state: ClientState) -> None:
         """Before the first step: drift = c − c_k, each zero until it is known."""
         self.change = None
         drift = self._models.global_.drift
-        if not self._scaffold or drift is None:
+        if drift is None:
             return
+        self._own = known_control(state, task.folded.get(client, -1))
         drift.zero_()
         if task.control is not None:
             drift.add_(task.control.to(drift.device))
-        if state.control is not None:
-            drift.sub_(state.control.to(drift.device))
+        if self._own is not None:
+            drift.sub_(self._own)
 
-    def finish(self, task: Task, state: ClientState, steps: int) -> Tensor | None:
-        """The new c_k = c_k − c + (Θ − Θ_k)/(steps·β) (option II), None without SCAFFOLD.
+    def finish(self, task: Task, kept: ClientState, steps: int) -> ClientState:
+        """What the client keeps, with SCAFFOLD's c_k⁺ = c_k − c + (Θ − Θ_k)/(steps·β) (option II).
 
         Steps are counted as momentum multiplies them (`effective_steps`), or c_k would be up to
         1/(1 − ρ) gradients long; without momentum this is option II to the letter.
         """
         learner = self._models.global_
-        if not self._scaffold or learner.drift is None:
-            return None
-        before = state.control
-        if before is None:
-            before = torch.zeros_like(learner.drift)
+        if learner.drift is None:
+            return kept
+        before = torch.zeros_like(learner.drift) if self._own is None else self._own
         if steps == 0 or task.rate == 0:
             self.change = torch.zeros_like(learner.drift)
-            return before
-        self.change = learner.mean_gradient(self._models.received, steps) - learner.drift - before
-        return before + self.change
+        else:
+            mean = learner.mean_gradient(self._models.received, steps)
+            self.change = mean - learner.drift - before
+        return replace(
+            kept,
+            control=before + self.change,
+            control_before=before,
+            control_round=torch.full((), task.round, device=before.device),
+        )
+
+
+def known_control(state: ClientState, folded: int) -> Tensor | None:
+    """The c_k that is part of c: with the change of the client's last round only if the server has
+    folded that round. Nothing before its first."""
+    after, before, round_ = state.control, state.control_before, state.control_round
+    if after is None or before is None or round_ is None:
+        return None
+    return torch.where(round_ == folded, after, before)
 
 
 def move_control(control: Tensor | None, mean: Mean, clients: int) -> Tensor | None:

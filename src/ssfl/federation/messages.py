@@ -50,6 +50,8 @@ class Task:
     """Rounds completed at the last checkpoint: older personal states will not be asked for."""
     control: Tensor | None = None
     """SCAFFOLD's server control variate c."""
+    folded: dict[int, int] = field(default_factory=dict)
+    """SCAFFOLD: of the clients asked, the last round of each whose Δc_k is in c."""
 
 
 @dataclass(frozen=True)

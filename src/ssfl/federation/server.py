@@ -9,8 +9,8 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from ssfl.federation.admission import Admission
 from ssfl.federation.aggregate import Aggregator, build_aggregator, fold, in_order
 from ssfl.federation.communicator import Communicator
 from ssfl.federation.drift import move_control
-from ssfl.federation.messages import Failure, Reply, Task, TaskKind
+from ssfl.federation.known import Known
+from ssfl.federation.messages import Failure, Reason, Reply, Task, TaskKind
 from ssfl.federation.options import ServerOptions
 from ssfl.federation.samplers import build_sampler
 from ssfl.federation.server_optimizers import build_server_optimizer
@@ -43,13 +44,17 @@ class RoundReport:
     """Means over clients, weighted by their samples."""
     clients: list[int] = field(default_factory=list)
     """Those whose work counted, in the order it was folded."""
-    late: int = 0
+    late: list[tuple[int, int]] = field(default_factory=list)
+    """Whose work of an earlier round came now, and of which."""
+    overdue: list[int] = field(default_factory=list)
+    """Clients that missed the deadline: their work may come late."""
     failures: dict[str, int] = field(default_factory=dict)
     """How many clients did not count, by reason."""
     images: int = 0
     received: int = 0
     """Bytes of the vectors that came back."""
     update_norm: float = 0.0
+    """How far Θ moved."""
     seconds: float = 0.0
 
     @property
@@ -59,7 +64,7 @@ class RoundReport:
 
 
 class Server:
-    """Θ and all that moves it."""
+    """Θ and all that moves it. `metrics` are the figures that clients report of their training."""
 
     def __init__(
         self,
@@ -69,16 +74,13 @@ class Server:
         options: ServerOptions,
         local: LocalOptions,
         seed: int,
+        metrics: Sequence[str],
     ) -> None:
         self.theta, self.layout = theta, layout
         self.rounds_done = 0
         self.durable = 0
-        self._communicator, self._options, self._local, self._seed = (
-            communicator,
-            options,
-            local,
-            seed,
-        )
+        self._communicator, self._options, self._local = communicator, options, local
+        self._seed, self._metrics = seed, metrics
         self._sampler = build_sampler(options)
         self._optimizer = build_server_optimizer(options, layout)
         self._admission = Admission(options.max_norm_ratio)
@@ -88,6 +90,8 @@ class Server:
             if local.correction == "scaffold"
             else None
         )
+        self._folded: dict[int, int] = {}  # by client, its last round whose Δc_k is in c
+        self._overdue: set[tuple[int, int]] = set()  # who owes the work of which round
 
     def play_round(self, on_reply: Callable[[Reply], None] = lambda reply: None) -> RoundReport:
         """One communication round: Θ^(t) to Θ^(t+1)."""
@@ -98,12 +102,13 @@ class Server:
     ) -> tuple[RoundReport, Aggregator]:
         """A round's updates, folded. Broken off, it leaves Θ and all that moves it as it was."""
         started = time.perf_counter()
-        options, task = self._options, self._task()
+        options = self._options
         clients, sizes = self._communicator.clients(), self._communicator.sizes()
         wanted = min(options.clients_per_round or len(clients), len(clients))
         asking = min(len(clients), math.ceil(wanted * (1 + options.oversample)))
-        drawn = self._sampler.draw(task.round, asking, clients, sizes, self._seed)
+        drawn = self._sampler.draw(self.rounds_done, asking, clients, sizes, self._seed)
         asked = self._spares_last(drawn, asking - wanted)
+        task = self._training(asked)
         size_of = dict(zip(clients, sizes, strict=True))
         aggregator = build_aggregator(
             options,
@@ -111,10 +116,10 @@ class Server:
             self.theta,
             sum(size_of[client] for client in asked),
             momentum=self._local.momentum,
+            spares=self._spares,
         )
-        aggregator.spares = self._spares
         report = RoundReport(task.round, task.rate, len(asked))
-        self._admission.open_round()
+        self._admission.open_round(Known(size_of, self._local, options.optimizer == "fednova"))
         self._collect(task, asked, wanted, aggregator, report, on_reply)
         report.seconds = time.perf_counter() - started
         return report, aggregator
@@ -124,9 +129,13 @@ class Server:
         started = time.perf_counter()
         if gathered.count:
             mean = gathered.finish()
-            report.update_norm = float(torch.linalg.vector_norm(mean.delta))
-            self.theta = self._optimizer.step(self.theta, mean)
-            self._control = move_control(self._control, mean, len(self._communicator.clients()))
+            before, self.theta = self.theta, self._optimizer.step(self.theta, mean)
+            report.update_norm = float(torch.dist(self.theta, before))
+            if self._control is not None:
+                self._control = move_control(self._control, mean, len(self._communicator.clients()))
+                self._folded |= dict.fromkeys(report.clients, report.round)
+        self._overdue.difference_update(report.late)
+        self._overdue.update((client, report.round) for client in report.overdue)
         self._admission.close_round()
         self.rounds_done += 1
         report.seconds += time.perf_counter() - started
@@ -159,8 +168,8 @@ class Server:
             weight = reply.samples * (1 + lateness) ** -self._options.staleness
             fold(aggregator, reply, weight)
             report.images += reply.samples
-            for name, value in reply.metrics.items():
-                totals[name] += value * reply.samples
+            for name in self._metrics:
+                totals[name] += reply.metrics.get(name, math.nan) * reply.samples
 
         waiting = list(asked)
         for _ in range(1 + self._options.retries):
@@ -174,10 +183,13 @@ class Server:
             waiting = [client for client in waiting if client in failures]
             if report.accepted >= needed or not waiting:
                 break
-        report.late = len(late)
+        report.overdue = [
+            client for client, why in failures.items() if why.reason is Reason.DEADLINE
+        ]
         if self._options.late == "discount":
             for reply in sorted(late, key=lambda reply: (reply.round, reply.client)):
-                count(reply)
+                # Its client may have gone on from the c_k before it: that one stays the true one.
+                count(replace(reply, control=None))
         report.failures = dict(Counter(str(failure.reason) for failure in failures.values()))
         report.metrics = {name: total / report.images for name, total in totals.items()}
         if report.accepted < needed:
@@ -196,9 +208,19 @@ class Server:
         report: RoundReport,
         on_reply: Callable[[Reply], None],
     ) -> Iterator[Reply]:
-        """Admitted replies to this task as they come; those to an earlier one go to `late`."""
+        """Admitted replies to this task as they come; those to an earlier one go to `late`, one for
+        each client and round that missed a deadline."""
         for reply in self._communicator.exchange(task, clients, self._options.deadline or None):
             report.received += reply.bytes
+            work = {(client, reply.round) for client in reply.clients}
+            if reply.round < task.round and not work <= self._overdue.difference(report.late):
+                log.warning(
+                    "round %d: client %d sent work of round %d that nobody waits for: dropped",
+                    task.round,
+                    reply.client,
+                    reply.round,
+                )
+                continue
             admitted = self._admission.admit(reply, task)
             on_reply(admitted)
             if admitted.failure is not None:
@@ -213,6 +235,7 @@ class Server:
                 yield admitted
             elif admitted.failure is None:
                 late.append(admitted)
+                report.late += work
 
     def clients(self) -> Sequence[int]:
         """Ids of the clients there are."""
@@ -228,7 +251,12 @@ class Server:
         fresh = (reply for reply in replies if reply.round == task.round)
         return [reply for reply in in_order(fresh, clients) if reply.failure is None]
 
-    def _task(self, kind: TaskKind = TaskKind.TRAIN) -> Task:
+    def _training(self, clients: Sequence[int]) -> Task:
+        """The task of a round, with SCAFFOLD's c and what of these clients is in it."""
+        folded = {client: self._folded[client] for client in clients if client in self._folded}
+        return replace(self._task(TaskKind.TRAIN), control=self._control, folded=folded)
+
+    def _task(self, kind: TaskKind) -> Task:
         return Task(
             kind,
             self.rounds_done,
@@ -237,7 +265,6 @@ class Server:
             rate=self.rate(self.rounds_done),
             progress=self.rounds_done / self._options.rounds,
             durable=self.durable,
-            control=self._control if kind is TaskKind.TRAIN else None,
         )
 
     def rate(self, round_: int) -> float:
@@ -250,8 +277,10 @@ class Server:
         """Everything a checkpoint must hold for the run to go on as if never stopped."""
         tensors = {"theta": self.theta, "yardstick": torch.tensor(self._admission.yardstick)}
         tensors |= {f"optimizer.{k}": v for k, v in self._optimizer.state().items()}
+        if self._overdue:
+            tensors["overdue"] = _pairs(self._overdue)
         if self._control is not None:
-            tensors["control"] = self._control
+            tensors |= {"control": self._control, "folded": _pairs(self._folded.items())}
         return tensors
 
     def load(self, tensors: dict[str, Tensor], rounds_done: int) -> None:
@@ -266,11 +295,20 @@ class Server:
                 if name.startswith("optimizer.")
             }
         )
-        if ("control" in tensors) != (self._control is not None):
+        if ("folded" in tensors) != (self._control is not None):
             raise CheckpointError(
                 "the checkpoint does not fit local.correction: "
                 "resume with the options the run was started with"
             )
         if self._control is not None:
             self._control = tensors["control"].to(device)
+            self._folded = dict(tensors["folded"].tolist())
+        self._overdue = {
+            (client, round_) for client, round_ in tensors.get("overdue", _pairs(())).tolist()
+        }
         self.rounds_done = self.durable = rounds_done
+
+
+def _pairs(numbers: Iterable[tuple[int, int]]) -> Tensor:
+    """Pairs of numbers as a checkpoint holds them."""
+    return torch.tensor(sorted(numbers), dtype=torch.int64).view(-1, 2)

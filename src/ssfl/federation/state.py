@@ -23,7 +23,11 @@ class ClientState:
     mine: Tensor | None = None
     """Θ_k as it was when the last round ended (FedU, FedEMA)."""
     control: Tensor | None = None
-    """SCAFFOLD's control variate c_k."""
+    """SCAFFOLD's control variate c_k, as the last round left it."""
+    control_before: Tensor | None = None
+    """c_k as that round found it: still the true one if the server did not fold that round."""
+    control_round: Tensor | None = None
+    """Which round that was."""
     memory: Tensor | None = None
     """A few numbers an algorithm remembers (FedEMA's λ_k)."""
 

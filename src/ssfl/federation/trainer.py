@@ -103,7 +103,7 @@ class Trainer:
         uniforms = self._uniforms(plan, draws)
         if len(plan):  # a step that is captured is captured before the models matter
             self._step.ready(plan[0], uniforms[0])
-        memory = self._load(task, theta, state)
+        memory = self._load(client, task, theta, state)
         totals = torch.zeros(len(self.algorithm.metrics), device=device)
         for learner in filter(None, (self.models.global_, self.models.personal)):
             learner.disturbed = learner.disturbed or len(plan) > 0  # a replay does not say so
@@ -112,7 +112,7 @@ class Trainer:
                 raise KeyboardInterrupt
             totals += self._step(index, numbers)
         delta = self._delta(theta) if self.algorithm.sends else None
-        kept = self._state(state, memory, task, len(plan))
+        kept = self._drift.finish(task, self._state(memory), len(plan))
         for tensor in (delta, self._drift.change):
             self._lane.hand_over(tensor)
         # Reading the metrics waits for all of the above: the one time that a client's work does.
@@ -188,7 +188,7 @@ class Trainer:
     def _plan(self, client: int, round_: int, indices: Tensor) -> Tensor:
         """Which images each step sees: steps × batches × images, rows of the data set."""
         size = min(self.local.batch, len(indices))
-        steps = len(indices) // size if size > 1 else 0  # batch norm needs two images
+        steps = self.local.steps_of_an_epoch(len(indices))
         order = torch_generator(self.seed, "batches", round_, client)
         shuffled = [
             torch.stack(
@@ -235,7 +235,7 @@ class Trainer:
         edges = [round(images * i / parts) for i in range(parts + 1)]
         return [(slice(a, b), (b - a) / images, b == images) for a, b in pairwise(edges)]
 
-    def _load(self, task: Task, theta: Tensor, state: ClientState) -> Tensor | None:
+    def _load(self, client: int, task: Task, theta: Tensor, state: ClientState) -> Tensor | None:
         """Make the resident models this client's; returns what its algorithm will remember."""
         models = self.models
         memory = self._receive(theta, state)
@@ -249,7 +249,7 @@ class Trainer:
         for learner in filter(None, (models.global_, models.personal)):
             learner.rate.fill_(task.rate)
             learner.progress.fill_(task.progress)
-        self._drift.begin(task, state)
+        self._drift.begin(client, task, state)
         return memory
 
     def _receive(self, theta: Tensor, state: ClientState) -> Tensor | None:
@@ -278,9 +278,7 @@ class Trainer:
             delta[self._norms] = 0
         return delta
 
-    def _state(
-        self, before: ClientState, memory: Tensor | None, task: Task, steps: int
-    ) -> ClientState:
+    def _state(self, memory: Tensor | None) -> ClientState:
         """What the client keeps: only what this experiment will ask for again."""
         models, keep = self.models, self.local.keep_momentum
         flat = models.global_.flat
@@ -292,6 +290,5 @@ class Trainer:
             home=flat.home.clone() if flat.home.numel() else None,
             norms=flat.shared[self._norms] if self._norms is not None else None,
             mine=flat.shared.clone() if self.algorithm.remembers else None,
-            control=self._drift.finish(task, before, steps),
             memory=memory,
         )
