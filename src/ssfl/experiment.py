@@ -245,9 +245,9 @@ def _flat(config: Config) -> Row:
 
 def _round_row(report: RoundReport) -> Row:
     return {
+        **report.metrics,  # named by clients, so what is the server's to say comes after
         "kind": "round",
         "round": report.round,
-        **report.metrics,
         "rate": report.rate,
         "update_norm": report.update_norm,
         "asked": report.asked,

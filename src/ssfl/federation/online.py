@@ -113,7 +113,7 @@ class OnlineEvaluation:
 
 def _client_row(replies: list[Reply]) -> Figures:
     """Means over clients: plain (the paper's) and weighted by test images."""
-    judged = [reply for reply in replies if "knn" in reply.metrics]
+    judged = [reply for reply in replies if "knn" in reply.metrics and reply.samples > 0]
     figures: Figures = {"clients": {str(r.client): r.metrics for r in replies}}
     if judged:
         summary = summarise([r.metrics["knn"] for r in judged], [r.samples for r in judged])
