@@ -8,6 +8,7 @@ tensorboard/           events                 report.html     the page to look a
 
 import contextlib
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,12 @@ class Run:
         if not path.exists():
             raise ConfigError(f"{self.path} has not been trained yet: it has no facts.json")
         return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """Ids of the clients of this run; at a site, of its own."""
+        here = self.config.here
+        return range(self.facts["clients"]) if here is None else here.clients
 
     def write_facts(self, dataset: DataSet, clients: int) -> None:
         _, channels, size, _ = dataset.train.pixels.shape
