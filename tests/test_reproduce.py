@@ -18,10 +18,10 @@ from ssfl.commands.reproduce import reproduce as command
 from ssfl.config import load_config
 from ssfl.errors import ConfigError
 from ssfl.experiment import Quiet
+from ssfl.locks import claimed
 from ssfl.reproduce import StudyResult, estimate, load_study, reproduce, studies
 from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_duration
 from ssfl.reproduce.jobs import Job, differences
-from ssfl.reproduce.locks import claimed
 from ssfl.reproduce.pages import collect, readme
 from ssfl.reproduce.results import Figure, Partition, Result, Unfinished, load_result
 from ssfl.reproduce.study import protocol_of

@@ -14,10 +14,10 @@ from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.experiment import Display, resume, train
 from ssfl.federation.engine import pick_device
 from ssfl.files import write_text
+from ssfl.locks import alone, claimed
 from ssfl.reproduce import made, synthetic
 from ssfl.reproduce.estimate import LEAST_ROUNDS, MARGIN, Timing, fitting_rounds, measure_all
 from ssfl.reproduce.jobs import Job, plan, rounds_of_runs
-from ssfl.reproduce.locks import alone, claimed
 from ssfl.reproduce.outcome import judge, result_of
 from ssfl.reproduce.pages import write_pages
 from ssfl.reproduce.results import Partition, StudyResult, Unfinished, load_result
