@@ -7,7 +7,6 @@ runs/         per run, what the clients have learnt: a run directory without the
 flower/       logs
 """
 
-import fcntl
 import json
 import logging
 import time
@@ -36,6 +35,7 @@ from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Task, TaskKind
 from ssfl.federation.store import StateStore
 from ssfl.files import write_text
+from ssfl.locks import claimed
 from ssfl.run import Run
 
 if TYPE_CHECKING:
@@ -215,13 +215,9 @@ def _take_part(
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """One process at a time for a site: two would speak with one key."""
-    path = folder / "flower" / "lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"the site in {folder} is running already") from None
+    with claimed(folder / "flower" / "lock") as mine:
+        if not mine:
+            raise ConfigError(f"the site in {folder} is running already")
         yield
 
 
