@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +23,9 @@ import ssfl.experiment
 from ssfl.algorithms.global_ssfl import GlobalSSFL
 from ssfl.config import Config, to_toml
 from ssfl.data.sources import load_dataset
-from ssfl.errors import CheckpointError
+from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.evaluation.features import extract
-from ssfl.experiment import resume, train
+from ssfl.experiment import Quiet, resume, train
 from ssfl.federation.checkpoint import latest_checkpoint
 from ssfl.federation.client import Client
 from ssfl.federation.engine import DeviceOptions, Engine
@@ -56,7 +57,7 @@ def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def figures(run: Run) -> list[dict[str, Any]]:
     """Every row that counts, but for times and traces of resuming."""
     rows = [row for row in run.metrics if row["kind"] != "resume"]
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
 
 
 def assert_same_end(run: Run, expected: Run) -> None:
@@ -277,10 +278,78 @@ def test_the_record_is_only_appended_to_and_counts_no_round_twice(
 
 def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path) -> None:
     run = train(tiny(), out=tmp_path / "run")
-    before, rows = outcome(run), figures(run)
+    before, rows, final = outcome(run), figures(run), run.final
     resume(run.path)
     assert same_bits(outcome(run), before)
     assert figures(run) == rows
+    assert run.final == final
+
+
+class Stopping(Quiet):
+    """Takes its time over a round, and ends the first session before the third."""
+
+    def __init__(self, stops: bool) -> None:
+        self.stops = stops
+
+    def begin_round(self, round_: int, clients: int) -> None:
+        if self.stops and round_ == 2:
+            raise KeyboardInterrupt
+        time.sleep(0.3)
+
+
+def test_the_seconds_of_a_run_are_those_of_all_its_sessions(tmp_path: Path) -> None:
+    config = tiny(server={"rounds": 3}, run={"checkpoint_every": 1})
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out=tmp_path / "run", display=Stopping(True))
+    run = resume(tmp_path / "run", display=Stopping(False))
+    took = [row["train_seconds"] for row in run.metrics if "train_seconds" in row]
+    assert took == sorted(took)
+    assert run.final["train_seconds"] >= took[-1] >= 3 * 0.3
+
+
+# Several processes in one place
+
+
+@pytest.mark.processes
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
+    recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(tiny(server={"rounds": 40})))
+    first = start("train", str(recipe), "--out", str(folder), "--no-report")
+    wait_for_rounds(first, folder)
+    with pytest.raises(FederationError, match="another process is at work in"):
+        resume(folder)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        train(tiny(), out=folder)
+    output, _ = first.communicate(timeout=100)
+    assert first.returncode == 0, output
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rounds = [row["round"] for row in map(json.loads, lines) if row["kind"] == "round"]
+    assert rounds == list(range(40))
+
+
+def test_a_place_that_two_ask_for_at_once_is_given_to_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        runs = list(pool.map(lambda _: Run.create(tiny()), range(8)))
+        tries = [pool.submit(Run.create, tiny(), tmp_path / "chosen") for _ in range(8)]
+    assert len({run.path for run in runs}) == 8
+    refused = [one.exception() for one in tries if one.exception() is not None]
+    assert len(refused) == 7
+    assert all("holds a run already" in str(error) for error in refused)
+    Run(tmp_path / "chosen").withdraw()
+    assert not (tmp_path / "chosen").exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("no folder")
+    for place in (None, "runs/mine"):
+        with pytest.raises(CheckpointError, match=r"could not \w+ runs/\w+"):
+            Run.create(tiny(), place)
 
 
 def test_nothing_that_clients_report_replaces_a_fact_of_the_record(

@@ -1,6 +1,7 @@
 """Studies: small ones run to their end, cut off and gone on with; the paper's are sound."""
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -18,10 +19,11 @@ from ssfl.commands.reproduce import reproduce as command
 from ssfl.config import load_config
 from ssfl.errors import ConfigError
 from ssfl.experiment import Quiet
+from ssfl.locks import claimed
 from ssfl.reproduce import StudyResult, estimate, load_study, reproduce, studies
+from ssfl.reproduce.alike import differences
 from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_duration
-from ssfl.reproduce.jobs import Job, differences
-from ssfl.reproduce.locks import claimed
+from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.pages import collect, readme
 from ssfl.reproduce.results import Figure, Partition, Result, Unfinished, load_result
 from ssfl.reproduce.study import protocol_of
@@ -222,6 +224,59 @@ def test_a_run_of_another_study_is_judged_and_not_trained_again(whole: Whole) ->
     assert "- Plain: not run" in (whole.out / "other" / "README.md").read_text()
 
 
+def test_runs_of_a_study_that_has_changed_are_never_averaged(whole: Whole, tmp_path: Path) -> None:
+    """Of the runs before only results.json is left, as in a repository."""
+    (tmp_path / "tiny").mkdir()
+    shutil.copy(whole.folder / "results.json", tmp_path / "tiny")
+    path = write_study(tmp_path)
+    faster = json.dumps([*SMALL, "local.lr=0.5", "local.batch=32"])
+    path.write_text(path.read_text().replace(json.dumps(SMALL), faster))
+    common: dict[str, Any] = {"rounds": 2, "seeds": 1, "arms": ["plain"], "timing": False}
+    found = reproduce(path, out=tmp_path, **common)
+    then = ("local.batch=64", "local.lr=0.05")
+    rows = [row for row in found.rows() if row.figure == "global_federated_linear"]
+    assert [(row.seeds, row.outdated) for row in rows] == [((0,), ()), ((0, 1), then)]
+    old = [row for row in whole.result.rows() if row.figure == "global_federated_linear"]
+    assert rows[1].values == old[0].values
+    page = (tmp_path / "tiny" / "README.md").read_text()
+    assert "| Plain (`local.batch=64`, `local.lr=0.05`) |" in page
+    assert "Settings in brackets were in the place of the study's." in page
+    assert "| Personal |" in page  # as the study still says
+    assert reproduce(path, out=tmp_path, **common) == found
+
+
+def test_runs_are_judged_again_when_the_study_judges_otherwise(
+    whole: Whole, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.out, tmp_path / "out")
+    common: dict[str, Any] = {"rounds": 2, "seeds": 1, "out": tmp_path / "out"}
+    record = tmp_path / "out" / "tiny" / "runs" / "plain-seed0.json"
+    noted = json.loads(record.read_text())
+    record.write_text(json.dumps({k: v for k, v in noted.items() if k != "options"}))
+    path = write_study(tmp_path)
+    path.write_text(path.read_text().replace("[options.", "[options]\nclients = 2\n[options."))
+    seen, again = Seen(), Seen()
+    found = reproduce(path, watch=seen, timing=False, **common)
+    assert not seen.begun
+    assert seen.judged == ["personal-seed0"]  # of the other it was not noted how
+    personal = [row for row in found.rows() if row.arm.name == "personal"]
+    assert [(row.seeds, row.outdated) for row in personal] == [
+        ((0,), ()),
+        ((1,), ("options.clients=100",)),
+    ]
+    judged = next(r for r in found.results if (r.arm, r.seed) == ("personal", 0))
+    assert len(judged.figures["personal_knn"].clients) == 2
+    reproduce(path, watch=again, **common)
+    assert not again.judged
+
+
+def test_without_a_global_encoder_the_personal_figures_are_kept(tmp_path: Path) -> None:
+    path = write_study(tmp_path, figures='"personal_linear"')
+    path.write_text(path.read_text().replace("per-ssfl", "local-only"))
+    found = reproduce(path, rounds=1, seeds=1, arms=["personal"], out=tmp_path, timing=False)
+    assert set(found.results[0].figures) == {"personal_linear", "personal_knn"}
+
+
 @pytest.mark.parametrize("how", [KeyboardInterrupt, Killed])
 def test_cut_off_and_gone_on_with_it_comes_to_the_same_figures(
     whole: Whole, tmp_path: Path, how: type[BaseException]
@@ -397,6 +452,56 @@ def test_results_of_two_machines_are_put_together(empty: StudyResult) -> None:
     assert not both.unfinished
 
 
+def test_options_added_since_count_as_their_defaults_and_lost_ones_as_they_were(
+    empty: StudyResult,
+) -> None:
+    config = empty.study.config(empty.study.arms[0], name="x", seed=0, rounds=5)
+    now = config.model_dump(mode="json")
+    elsewhere = {**now, "seed": 1, "device": {**now["device"], "device": "cuda", "workers": 8}}
+    older = {**now, "local": {k: v for k, v in now["local"].items() if k != "keep_momentum"}}
+    lost = {**now, "local": {**now["local"], "haste": True}}
+    runs = [
+        result("plain", seed, 5, 0.1, config=config)
+        for seed, config in enumerate([now, elsewhere, older, lost])
+    ]
+    found = empty.model_copy(update={"results": runs})
+    assert [(row.seeds, row.outdated) for row in found.rows()] == [
+        ((0, 1, 2), ()),
+        ((3,), ("local.haste=true",)),
+    ]
+
+
+def test_a_recipe_that_is_elsewhere_says_nothing_and_runs_are_told_apart_all_the_same(
+    empty: StudyResult,
+) -> None:
+    arm = empty.study.arms[0].model_copy(update={"recipe": "gone.toml"})
+    configs = [
+        load_config("digits", [f"local.lr={rate}"]).model_dump(mode="json") for rate in (1, 1, 2)
+    ]
+    runs = [result("plain", seed, 5, 0.1, config=config) for seed, config in enumerate(configs)]
+    study = empty.study.model_copy(update={"arms": (arm,)})
+    found = empty.model_copy(update={"study": study, "results": runs})
+    assert [(row.seeds, row.outdated) for row in found.rows()] == [((0, 1), ()), ((2,), ())]
+
+
+def test_what_is_unfinished_is_known_by_its_rounds_and_settings(
+    empty: StudyResult, tmp_path: Path
+) -> None:
+    slow = ("local.lr=0.1",)
+    left = [
+        Unfinished(arm="plain", seed=0, rounds=rounds, settings=settings, why="stopped")
+        for rounds, settings in ((5, ()), (800, ()), (5, slow))
+    ]
+    before = empty.model_copy(
+        update={"unfinished": [*left, Unfinished(arm="plain", seed=0, why="not noted of which")]}
+    )
+    found = empty.model_copy(update={"results": [result("plain", 0, 5, 0.1)]}).joined(before)
+    assert found.unfinished == left[1:]
+    page = readme(found, tmp_path)
+    assert "- Plain, seed 0, 800 rounds: stopped" in page
+    assert "- Plain, seed 0, 5 rounds, `local.lr=0.1`: stopped" in page
+
+
 def test_settings_are_named_where_they_are_not_the_studys(
     empty: StudyResult, tmp_path: Path
 ) -> None:
@@ -463,6 +568,44 @@ def test_a_search_is_sorted_best_first_and_set_against_its_baseline(
     page = readme(found, tmp_path)
     assert "| figure | ours | against plain | rounds | seeds |" in page
     assert "| worse | kNN (Θ) | 0.4000 | −0.1000 |" in page
+
+
+def against_plain(empty: StudyResult, *runs: tuple[str, int, float, str]) -> list[float | None]:
+    """What rows gain over the arm `plain`; the last of a run says how it was judged."""
+    arms = tuple(arm.model_copy(update={"figures": (), "paper": {}}) for arm in empty.study.arms)
+    study = empty.study.model_copy(
+        update={"figures": ("global_knn",), "baseline": "plain", "arms": arms}
+    )
+    then = empty.study.options.model_dump(mode="json") | {"clients": 7}
+    results = [
+        Result(
+            arm=arm,
+            seed=seed,
+            rounds=5,
+            figures={"global_knn": Figure(value=value)},
+            options=then if when == "then" else None,
+        )
+        for arm, seed, value, when in runs
+    ]
+    rows = empty.model_copy(update={"study": study, "results": results}).rows()
+    return [row.gain for row in rows]
+
+
+def test_a_gain_is_over_the_same_seeds(empty: StudyResult) -> None:
+    plain = ("plain", 0, 0.5, "now"), ("plain", 1, 0.1, "now")
+    personal = ("personal", 1, 0.3, "now"), ("personal", 2, 0.9, "now")
+    assert against_plain(empty, *plain, *personal) == [None, pytest.approx(0.2)]
+    assert against_plain(empty, plain[0], *personal) == [None, None]
+
+
+def test_a_gain_is_over_the_baseline_of_the_same_time_where_there_is_one(
+    empty: StudyResult,
+) -> None:
+    plain = ("plain", 0, 0.1, "now"), ("plain", 0, 0.2, "then")
+    personal = ("personal", 0, 0.5, "now"), ("personal", 0, 0.9, "then")
+    gains = against_plain(empty, *plain, *personal)
+    assert gains == [None, None, pytest.approx(0.4), pytest.approx(0.7)]
+    assert against_plain(empty, plain[1], personal[0]) == [None, pytest.approx(0.3)]
 
 
 # Several processes
@@ -681,8 +824,28 @@ def test_without_gld23k_made_up_images_stand_in_and_it_is_said(
     seen = Seen()
     reproduce("table3", rounds=1, seeds=1, timing=False, dry_run=True, watch=seen)
     assert "not to be compared with the paper's" in seen.planned[0].notes[0]
-    assert seen.planned[0].synthetic
+    assert all(job.synthetic for job in seen.planned[0].jobs)
     assert (tmp_path / "results/table3/runs/synthetic-gld23k/images").is_dir()
+
+
+def test_made_up_images_stand_in_for_gld23k_and_for_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSFL_DATA", str(tmp_path / "nothing"))
+    monkeypatch.setattr("ssfl.reproduce.synthetic.SIZES", (100,))
+    path, seen = tmp_path / "both.toml", Seen()
+    arms = [
+        f'[[arms]]\nname = "{name}"\nlabel = "{name}"\nrecipe = "{recipe}"\n'
+        for name, recipe in (("photographs", "gld23k-per-ssfl"), ("digits", "digits"))
+    ]
+    path.write_text(
+        'title = "B"\nrepeats = "nothing"\nfigures = ["personal_knn"]\n' + "".join(arms)
+    )
+    reproduce(path, rounds=1, seeds=1, out=tmp_path, timing=False, dry_run=True, watch=seen)
+    photographs, digits = seen.planned[0].jobs
+    assert (photographs.synthetic, digits.synthetic) == (True, False)
+    assert photographs.config.data.path.name == "synthetic-gld23k"
+    assert digits.config.data == load_config("digits").data
 
 
 def test_partitions_are_drawn_without_training(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from ssfl.algorithms import ALGORITHMS
 from ssfl.algorithms.base import Algorithm
 from ssfl.config import Config
 from ssfl.data.federated import FederatedData, federate
+from ssfl.data.here import load_here
 from ssfl.data.images import DataSet
 from ssfl.data.sources import load_dataset
 from ssfl.data.views import Views, resolve
@@ -33,7 +34,9 @@ twice as many (docs/performance.md)."""
 
 
 def load_federated(config: Config, *, progress: bool = False) -> FederatedData:
-    """The images, and who holds which."""
+    """The images, and who holds which; at a site, those of its own clients."""
+    if config.here is not None:
+        return load_here(config.here, config.data, config.partition, config.seed, progress=progress)
     dataset = load_dataset(config.data, seed=config.seed, progress=progress)
     return federate(dataset, config.partition, config.seed)
 

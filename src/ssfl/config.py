@@ -17,6 +17,7 @@ from ssfl.algorithms import ALGORITHMS
 from ssfl.algorithms.base import AlgorithmOptions
 from ssfl.algorithms.global_ssfl import GlobalSSFLOptions
 from ssfl.algorithms.options import LocalOptions
+from ssfl.data.here import HereOptions
 from ssfl.data.partition import PartitionOptions
 from ssfl.data.sources import SOURCES
 from ssfl.data.sources.shapes import ShapesOptions
@@ -59,6 +60,8 @@ class Config(Section):
     data: SerializeAsAny[Section] = ShapesOptions()
     """The images: `source` and its own options."""
     partition: PartitionOptions = PartitionOptions()
+    here: HereOptions | None = None
+    """Which clients are here, and where their images are: what a site adds to the recipe."""
     views: ViewOptions = ViewOptions()
     model: BackboneOptions = BackboneOptions()
     ssl: SerializeAsAny[MethodOptions] = SimSiamOptions()

@@ -22,4 +22,5 @@ class CheckpointError(SSFLError):
 
 
 class FederationError(SSFLError):
-    """A round that could not be completed: too few replies, a lost transport, a refused update."""
+    """A round that could not be completed: too few replies, a lost transport, a refused update,
+    another process at work on the same run."""

@@ -29,6 +29,7 @@ from ssfl.federation.shared import SharedStore
 from ssfl.files import write_text
 from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
+from ssfl.section import flat
 from ssfl.tracking import Row, Tracker, default_trackers, log_all
 
 log = logging.getLogger(__name__)
@@ -117,12 +118,13 @@ class Experiment:
     def play(self) -> None:
         """From the last checkpoint (or the start) to the last round."""
         config, run = self.config, self.run
-        with _torch_threads(config):
+        with run.held(), _torch_threads(config):
             data = load_federated(config, progress=not isinstance(self.display, Quiet))
             hosts = self._hosts(data)
             communicator: Communicator = COMMUNICATORS[self.comm](config, run.path, hosts)
             run.write_facts(data.dataset, len(communicator.clients()))
-            trackers = default_trackers(run.path, config.run.trackers, _flat(config))
+            about = flat(config.model_dump(mode="json"))
+            trackers = default_trackers(run.path, config.run.trackers, about)
             try:
                 self._rounds(data, hosts, communicator, trackers)
             finally:
@@ -155,6 +157,7 @@ class Experiment:
         evaluation = OnlineEvaluation(config.evaluation, data, judge, server)
 
         def record(row: Row) -> None:
+            row = {**row, "train_seconds": time.perf_counter() - started}
             log_all(trackers, row)
             display.row(row)
 
@@ -165,6 +168,7 @@ class Experiment:
         store.rewind(server.rounds_done)
         if self.run.metrics:
             log_all(trackers, {"kind": "resume", "round": server.rounds_done})
+        begun_at, started = server.rounds_done, time.perf_counter() - self._spent()
         rounds = config.server.rounds
         display.start(self.run, len(server.clients()), rounds, server.rounds_done)
         for note in data.dataset.notes:
@@ -172,7 +176,6 @@ class Experiment:
         if config.evaluation.baselines and not self._recorded("baseline", 0):
             record({"kind": "baseline", "round": 0, **_timed(evaluation.baselines)})
         asked = config.server.clients_per_round or len(server.clients())
-        started = time.perf_counter()
         try:
             if server.rounds_done and not self._recorded("evaluation", server.rounds_done):
                 self._judge(server, evaluation, record)  # stopped in the midst of it
@@ -189,7 +192,12 @@ class Experiment:
             self._save(server, hosts)
             raise
         self._save(server, hosts)
-        self._conclude(time.perf_counter() - started)
+        if server.rounds_done > begun_at or not self.run.final:
+            self._conclude(time.perf_counter() - started)
+
+    def _spent(self) -> float:
+        """Seconds of the sessions before this one, up to the last row that counts."""
+        return max((row.get("train_seconds", 0.0) for row in self.run.metrics), default=0.0)
 
     def _recorded(self, kind: str, round_: int) -> bool:
         return any(row["kind"] == kind and row["round"] == round_ for row in self.run.metrics)
@@ -218,10 +226,11 @@ class Experiment:
     def _conclude(self, seconds: float) -> None:
         """Write the last figures where a script finds them."""
         rows = self.run.metrics
-        final: dict[str, Any] = {"rounds": self.config.server.rounds, "train_seconds": seconds}
+        final: dict[str, Any] = {"rounds": self.config.server.rounds}
         for kind in ("baseline", "round", "evaluation"):
             last = next((row for row in reversed(rows) if row["kind"] == kind), {})
             final |= {k: v for k, v in last.items() if k not in ("kind", "round")}
+        final["train_seconds"] = seconds
         final["seconds"] = sum(row["seconds"] for row in rows if row["kind"] == "round")
         write_text(self.run.path / "final.json", json.dumps(final, indent=2))
 
@@ -230,16 +239,6 @@ def _timed(measure: Callable[[], Row]) -> Row:
     """What was measured, and the seconds it took."""
     started = time.perf_counter()
     return {**measure(), "seconds": time.perf_counter() - started}
-
-
-def _flat(config: Config) -> Row:
-    """The configuration as `section.key` entries."""
-    nested = config.model_dump(mode="json")
-    return {
-        f"{section}.{key}" if key else section: value
-        for section, values in nested.items()
-        for key, value in (values.items() if isinstance(values, dict) else [("", values)])
-    }
 
 
 def _round_row(report: RoundReport) -> Row:

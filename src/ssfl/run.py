@@ -6,8 +6,9 @@ checkpoints/           the server's state     clients/        personal states
 tensorboard/           events                 report.html     the page to look at
 """
 
-import contextlib
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ import torch
 from ssfl.config import Config, load_config, to_toml
 from ssfl.data.images import DataSet
 from ssfl.encoder import Encoder
-from ssfl.errors import CheckpointError, ConfigError
+from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint
 from ssfl.federation.store import StateStore
 from ssfl.files import write_text
+from ssfl.locks import claimed
 from ssfl.models.backbones import build_backbone
 from ssfl.models.flat import FlatModel
 from ssfl.ssl import METHODS
@@ -39,21 +41,32 @@ class Run:
     @classmethod
     def create(cls, config: Config, path: str | Path | None = None) -> "Run":
         """A new run directory; without a path, `runs/NAME`, `runs/NAME-2`, ..."""
-        folder = Path(path) if path is not None else _free(Path("runs") / config.name)
-        if (folder / "config.toml").exists():
-            raise ConfigError(
-                f"{folder} holds a run already: go on with it by `ssfl train --resume {folder}`, "
-                "or choose another --out"
-            )
-        write_text(folder / "config.toml", to_toml(config))
+        folder = Path(path) if path is not None else _new_folder(Path("runs") / config.name)
+        with claimed(folder / ".lock") as mine:
+            if not mine or (folder / "config.toml").exists():
+                raise ConfigError(
+                    f"{folder} holds a run already: go on with it by "
+                    f"`ssfl train --resume {folder}`, or choose another --out"
+                )
+            write_text(folder / "config.toml", to_toml(config))
         return cls(folder)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Ours alone for the while: two processes would train every round twice."""
+        with claimed(self.path / ".lock") as mine:
+            if not mine:
+                raise FederationError(
+                    f"another process is at work in {self.path}: wait for it to end, or end it"
+                )
+            yield
 
     def withdraw(self) -> None:
         """Take back a run that could not begin, so that its place is free for another try."""
         if not self.metrics and latest_checkpoint(self.checkpoints) is None:
-            for name in ("config.toml", "facts.json"):
+            for name in ("config.toml", "facts.json", ".lock"):
                 (self.path / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # what else is in there is not ours
+            with suppress(OSError):  # what else is in there is not ours
                 self.path.rmdir()
 
     @cached_property
@@ -79,6 +92,12 @@ class Run:
         if not path.exists():
             raise ConfigError(f"{self.path} has not been trained yet: it has no facts.json")
         return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """Ids of the clients of this run; at a site, of its own."""
+        here = self.config.here
+        return range(self.facts["clients"]) if here is None else here.clients
 
     def write_facts(self, dataset: DataSet, clients: int) -> None:
         _, channels, size, _ = dataset.train.pixels.shape
@@ -156,10 +175,15 @@ class Run:
         return encoder.eval().requires_grad_(False)
 
 
-def _free(path: Path) -> Path:
-    """`path`, or the first of path-2, path-3, ... that is not taken."""
+def _new_folder(path: Path) -> Path:
+    """`path`, or the first of path-2, path-3, ... that is not taken, and now is."""
     number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+    while True:
+        try:
+            candidate.mkdir(parents=True)
+            return candidate
+        except FileExistsError:
+            number += 1
+            candidate = path.with_name(f"{path.name}-{number}")
+        except OSError as error:
+            raise CheckpointError(f"could not make {candidate}: {error.strerror}") from error

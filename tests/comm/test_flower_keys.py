@@ -23,6 +23,7 @@ from ssfl.comm.flower.keys import make_authority, make_site_key, server_names
 from ssfl.comm.flower.runtime import Link
 from ssfl.comm.flower.serve import Door, ServeOptions, check_keys, read_settings, write_settings
 from ssfl.config import parse
+from ssfl.data.here import HereOptions
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.messages import Task, TaskKind
 from ssfl.federation.state import ClientState
@@ -175,8 +176,16 @@ def a_site(keys, folder, **changes):
 def test_a_site_reads_back_what_it_was_told(keys, tmp_path):
     options, config = load_site(a_site(keys, tmp_path / "site"))
     assert options == SiteOptions(server="192.0.2.7:9092", clients=(1, 3))
-    assert config == CONFIG
+    assert config == CONFIG.model_copy(update={"here": HereOptions(clients=(1, 3))})
     assert (tmp_path / "site" / "ca.pem").read_bytes() == (keys / "ca.pem").read_bytes()
+
+
+@pytest.mark.parametrize("clients", ["[1, 1]", "[-1]", "[]"])
+def test_clients_must_be_different_numbers(keys, tmp_path, clients):
+    site = a_site(keys, tmp_path / "site")
+    (site / "site.toml").write_text(f'server = "192.0.2.7:9092"\nclients = {clients}\n')
+    with pytest.raises(ConfigError, match=r"site\.toml cannot be used"):
+        load_site(site)
 
 
 def test_what_is_no_site_is_said_in_a_sentence(keys, tmp_path):
@@ -188,8 +197,8 @@ def test_what_is_no_site_is_said_in_a_sentence(keys, tmp_path):
 
 
 def test_clients_at_a_site_have_the_images_they_have_in_the_whole_federation(keys, tmp_path):
-    options, config = load_site(a_site(keys, tmp_path / "site"))
-    (host,) = build_hosts(options, config)
+    _, config = load_site(a_site(keys, tmp_path / "site"))
+    (host,) = build_hosts(config)
     whole = load_federated(CONFIG)
     assert list(host.clients()) == [1, 3]
     for client in (1, 3):
@@ -209,8 +218,8 @@ def test_a_sites_own_subfolders_become_its_clients(keys, tmp_path):
     images(tmp_path / "scans" / "ct", 5)
     images(tmp_path / "scans" / "mri", 9)
     site = a_site(keys, tmp_path / "site")
-    options, config = load_site(site, tmp_path / "scans")
-    (host,) = build_hosts(options, config)
+    _, config = load_site(site, tmp_path / "scans")
+    (host,) = build_hosts(config)
     assert [host.data.size(client) for client in host.clients()] == [5, 9]
     assert host.data.dataset.train.pixels.shape[-1] == 16  # the recipe's size
 
@@ -218,23 +227,23 @@ def test_a_sites_own_subfolders_become_its_clients(keys, tmp_path):
 def test_one_client_has_all_images_of_its_folder(keys, tmp_path):
     images(tmp_path / "scans" / "deep" / "down", 6)
     site = a_site(keys, tmp_path / "site", clients=(7,), data=tmp_path / "scans")
-    (host,) = build_hosts(*load_site(site))
+    (host,) = build_hosts(load_site(site)[1])
     assert list(host.clients()) == [7]
     assert host.data.size(7) == 6
 
 
 def test_folders_that_do_not_fit_the_clients_are_said_in_a_sentence(keys, tmp_path):
     images(tmp_path / "scans" / "ct", 5)
-    options, config = load_site(a_site(keys, tmp_path / "site"), tmp_path / "scans")
+    _, config = load_site(a_site(keys, tmp_path / "site"), tmp_path / "scans")
     with pytest.raises(ConfigError, match="images of 1 clients"):
-        build_hosts(options, config)
+        build_hosts(config)
     with pytest.raises(ConfigError, match="there is no folder"):
-        build_hosts(options.model_copy(update={"data": tmp_path / "nowhere"}), config)
+        build_hosts(load_site(tmp_path / "site", tmp_path / "nowhere")[1])
 
 
 def test_no_run_finds_anothers_states_and_a_server_that_went_back_finds_the_past(keys, tmp_path):
-    options, config = load_site(a_site(keys, tmp_path / "site"))
-    hosts = build_hosts(options, config)
+    _, config = load_site(a_site(keys, tmp_path / "site"))
+    hosts = build_hosts(config)
     keeper = SiteKeeper(tmp_path / "site", config, hosts)
 
     def value(before):

@@ -14,7 +14,7 @@ from pretend_grid import PretendGrid  # noqa: E402
 from ssfl.comm.flower import communicator as communicator_module  # noqa: E402
 from ssfl.comm.flower.communicator import FlowerCommunicator  # noqa: E402
 from ssfl.comm.flower.link import Gate  # noqa: E402
-from ssfl.comm.flower.records import write_replies  # noqa: E402
+from ssfl.comm.flower.records import write_replies, write_roll_call  # noqa: E402
 from ssfl.comm.flower.site import SiteAnswers, compare  # noqa: E402
 from ssfl.errors import FederationError  # noqa: E402
 from ssfl.federation.messages import Joint, Reason, Reply, Task, TaskKind  # noqa: E402
@@ -216,6 +216,44 @@ def test_a_task_before_the_roll_call_is_refused_and_the_site_stays_up():
         Reason.ERROR,
         "a task came before the roll call",
     )
+
+
+def test_an_unforeseen_error_is_answered_and_the_site_stays_up(caplog):
+    class Clumsy(Echo):
+        def exchange(self, task, clients, deadline=None):
+            raise KeyError(task.round)
+
+    answers = site(local=Clumsy(0))
+    communicator = connected(PretendGrid(n1=answers, n2=site(1)), 2)
+    replies = {r.client: r for r in communicator.exchange(a_task(), [0, 1])}
+    assert (replies[0].failure.reason, replies[0].failure.detail) == (Reason.ERROR, "KeyError: 4")
+    assert replies[1].failure is None
+    assert "KeyError" in caplog.text  # with its traceback, at the site
+
+
+def test_a_message_that_is_no_order_is_answered_and_the_site_stays_up():
+    grid = PretendGrid(n1=site(0))
+    for content in (RecordDict(), write_roll_call("no such name", "{}")):
+        for kind in ("train", "query"):
+            grid.push_messages([Message(content, 1, kind)])
+    assert [reply.has_error() for reply in grid.replies.values()] == [True] * 4
+
+
+def test_a_site_that_lists_a_client_twice_does_not_join_and_the_others_do(caplog):
+    facts = {"clients": [1, 1, 2], "sizes": [5, 6], "objection": ""}
+    spoilt = RecordDict({"roll": ConfigRecord(facts)})
+    grid = PretendGrid(n1=lambda message: Message(spoilt, reply_to=message), n2=site(7))
+    assert list(connected(grid, 1).clients()) == [7]
+    assert "it was refused" in caplog.text
+
+
+def test_a_sites_long_story_is_cut():
+    def chatter(message):
+        return Message(Error(0, "x" * 10**6), reply_to=message)
+
+    grid = PretendGrid(n1=but_for_roll_calls(site(0), chatter))
+    (reply,) = connected(grid, 1).exchange(a_task(), [0])
+    assert reply.failure.detail == "x" * 2000
 
 
 def test_a_client_id_belongs_to_the_site_that_claimed_it_first(caplog):

@@ -52,8 +52,10 @@ class Host:
 
     def __init__(self) -> None:
         self.go = threading.Event()
+        self.asked = 0
 
     def handle(self, client: int, task: Task) -> Reply:
+        self.asked += 1
         if task.kind is TaskKind.TRAIN:
             self.go.wait(10)
         return Reply(client, task.kind, task.round, samples=1)
@@ -72,11 +74,50 @@ def test_a_late_reply_comes_in_the_next_exchange_of_its_kind() -> None:
     assert late.failure.reason is Reason.DEADLINE
     for host in hosts:
         host.go.set()
-    wait(communicator._late)
+    wait(communicator._jobs)
     judged = ask(TaskKind.EVALUATE, 1, [7, 8], 10)
     assert sorted((r.client, r.kind) for r in judged) == [(c, TaskKind.EVALUATE) for c in (7, 8)]
     replies = ask(TaskKind.TRAIN, 1, [8], 10)
     assert sorted((r.client, r.round) for r in replies) == [(7, 0), (8, 1)]
+
+
+def test_a_client_still_at_an_earlier_task_is_not_started_twice_at_once() -> None:
+    hosts = [Host(), Host()]
+    communicator = LocalCommunicator(hosts)  # type: ignore[arg-type]
+    tasks = [Task(TaskKind.TRAIN, round_, torch.zeros(2), "layout") for round_ in range(3)]
+
+    def ask(task: Task, clients: list[int]) -> list[tuple[int, int, bool]]:
+        replies = communicator.exchange(task, clients, deadline=0.05)
+        return [(r.client, r.round, r.failure is None) for r in replies]
+
+    assert ask(tasks[0], [7]) == [(7, 0, False)]
+    assert ask(tasks[1], [7]) == [(7, 1, False)]
+    assert sum(host.asked for host in hosts) == 1
+    assert ask(tasks[0], [7]) == [(7, 0, False)]  # asked again for what it is at
+    assert sum(host.asked for host in hosts) == 1
+    for host in hosts:
+        host.go.set()
+    wait(communicator._jobs)
+    assert ask(tasks[2], [7]) == [(7, 0, True), (7, 2, True)]
+
+
+def test_a_client_held_back_begins_as_soon_as_it_is_free() -> None:
+    hosts = [Host(), Host()]
+    communicator = LocalCommunicator(hosts)  # type: ignore[arg-type]
+    train, judge = (Task(kind, 0, torch.zeros(2), "layout") for kind in TaskKind)
+    list(communicator.exchange(train, [7], 0.05))
+    threading.Timer(0.2, lambda: [host.go.set() for host in hosts]).start()
+    (judged,) = communicator.exchange(judge, [7], 10)
+    assert (judged.kind, judged.failure) == (TaskKind.EVALUATE, None)
+    (trained,) = communicator.exchange(train, [7], 10)
+    assert (trained.kind, trained.failure) == (TaskKind.TRAIN, None)
+    assert sum(host.asked for host in hosts) == 2
+
+
+def on_the_way(message: wire.Message) -> bytes:
+    """What a transport would send of it: the header and the vectors as they lie."""
+    header, vectors = message
+    return b"".join((header, *(vector.tobytes() for vector in vectors)))
 
 
 def test_neither_image_nor_label_is_in_any_message(
@@ -88,9 +129,9 @@ def test_neither_image_nor_label_is_in_any_message(
         def exchange(
             self, task: Task, clients: Sequence[int], deadline: float | None = None
         ) -> Iterator[Reply]:
-            sent.append(wire.pack(wire.encode_task(task)))
+            sent.append(on_the_way(wire.encode_task(task)))
             for reply in super().exchange(task, clients, deadline):
-                sent.append(wire.pack(wire.encode_reply(reply)))
+                sent.append(on_the_way(wire.encode_reply(reply)))
                 yield reply
 
     monkeypatch.setattr(ssfl.comm.local, "LocalCommunicator", Recorder)

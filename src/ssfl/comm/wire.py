@@ -2,11 +2,10 @@
 
 Every transport that leaves the process uses this form, so nothing is ever pickled or unpickled.
 `encode_*` gives the header and arrays that share the tensors' memory (MPI sends them as they lie);
-`lengths` tells a receiver what to make room for; `pack` and `unpack` put a message in one piece.
-Whatever does not fit the form exactly is refused with a `WireError`.
+`lengths` tells a receiver what to make room for. Whatever does not fit the form exactly is refused
+with a `WireError`.
 """
 
-import struct
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -28,8 +27,13 @@ FLOAT = np.dtype("<f4")
 MAX_HEADER = 1 << 20
 """Bytes of JSON that are looked at: counts and metrics fit many times over, data would not."""
 
-Count = Annotated[int, Field(ge=0, lt=1 << 62)]
-Text = Annotated[str, Field(max_length=2000)]
+MAX_COUNT = 1 << 62
+MAX_TEXT = 2000
+MAX_CLIENTS = 100_000
+"""Clients that one message may speak of."""
+
+Count = Annotated[int, Field(ge=0, lt=MAX_COUNT)]
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -62,7 +66,7 @@ class _TaskHeader(_Header):
     rate: Finite
     progress: Finite
     durable: Count
-    folded: dict[Count, Count]
+    folded: Annotated[dict[Count, Count], Field(max_length=MAX_CLIENTS)]
 
 
 class _FailureHeader(Section):
@@ -75,7 +79,7 @@ class _FailureHeader(Section):
 class _JointHeader(Section):
     model_config = ConfigDict(strict=True)
 
-    clients: Annotated[list[Count], Field(min_length=1, max_length=100_000)]
+    clients: Annotated[list[Count], Field(min_length=1, max_length=MAX_CLIENTS)]
     effective_steps: Finite
 
 
@@ -129,7 +133,7 @@ def encode_reply(reply: Reply) -> Message:
     names, vectors = _collect(delta=reply.delta, control=reply.control)
     failure = None
     if reply.failure is not None:
-        detail = reply.failure.detail[:2000]
+        detail = reply.failure.detail[:MAX_TEXT]
         failure = _FailureHeader(reason=reply.failure.reason, detail=detail)
     header = _ReplyHeader(
         client=reply.client,
@@ -171,30 +175,6 @@ def decode_reply(header: Buffer, vectors: Sequence[Buffer]) -> Reply:
 def lengths(header: Buffer) -> list[int]:
     """How many float32 each vector of this message holds, for whoever receives into buffers."""
     return list(_read(_Lengths, header).vectors.values())
-
-
-def pack(message: Message) -> bytes:
-    """A message in one piece: the header's length, the header, then the vectors end to end."""
-    header, vectors = message
-    return b"".join((struct.pack("<I", len(header)), header, *(vector.data for vector in vectors)))
-
-
-def unpack(packed: Buffer) -> tuple[bytes, list[memoryview]]:
-    """The header and vectors of a packed message, the vectors as views into it."""
-    view = _view(packed).cast("B")
-    if len(view) < 4:
-        raise WireError("a message broke off before its header: it was refused")
-    (size,) = struct.unpack_from("<I", view)
-    if size > MAX_HEADER or 4 + size > len(view):
-        raise WireError("a message broke off within its header: it was refused")
-    header, rest = bytes(view[4 : 4 + size]), view[4 + size :]
-    vectors = []
-    for length in lengths(header):
-        vectors.append(rest[: 4 * length])
-        rest = rest[4 * length :]
-    if len(rest):
-        raise WireError(f"a message has {len(rest)} bytes too many: it was refused")
-    return header, vectors
 
 
 def _joint_header(joint: Joint | None) -> _JointHeader | None:

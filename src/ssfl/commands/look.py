@@ -69,13 +69,13 @@ def partition(
     if counts is not None:
         table.add_column("images of each class", overflow="fold")
     shown = list(data.clients())[:50]
-    for client in shown:
+    for place, client in enumerate(shown):
         test = data.test_indices(client)
         row = [str(client), str(data.size(client)), "" if test is None else str(len(test))]
         if data.names is not None:
-            row.insert(1, escape(data.names[client]))
+            row.insert(1, escape(data.names[place]))
         if counts is not None:
-            row.append(" ".join(str(n) for n in counts[client]))
+            row.append(" ".join(str(n) for n in counts[place]))
         table.add_row(*row)
     console.print(table)
     if len(shown) < len(data.clients()):

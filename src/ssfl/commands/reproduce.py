@@ -145,8 +145,9 @@ def _show(result: "StudyResult") -> None:
         table.add_column(head, justify="left" if head in ("", "figure") else "right")
     for row in result.rows():
         spread = "" if row.std is None else f" ± {row.std:.4f}"
+        more = [*row.beyond, *["synthetic"] * row.synthetic]
         table.add_row(
-            row.arm.label + (" (synthetic)" if row.synthetic else ""),
+            row.arm.label + (f" ({', '.join(more)})" if more else ""),
             figure_title(row.figure),
             "" if row.paper is None else f"{row.paper:.4f}",
             f"{row.mean:.4f}{spread}",
@@ -159,7 +160,7 @@ def _show(result: "StudyResult") -> None:
     if any(row.rounds != result.study.rounds for row in result.rows()):
         console.print(f"(!) the paper: {result.study.rounds} rounds", highlight=False)
     for one in result.unfinished:
-        console.print(f"[yellow]not done:[/] {one.arm} seed {one.seed}: {one.why}", highlight=False)
+        console.print(f"[yellow]not done:[/] {one.arm}, {one.which}: {one.why}", highlight=False)
 
 
 class Terminal:

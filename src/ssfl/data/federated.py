@@ -27,7 +27,7 @@ from ssfl.seeding import numpy_generator
 
 @dataclass(frozen=True, eq=False)
 class FederatedData:
-    """A data set split over clients, numbered from 0."""
+    """A data set split over clients."""
 
     dataset: DataSet
     train_parts: list[Indices]
@@ -35,17 +35,19 @@ class FederatedData:
     names: tuple[str, ...] | None = None
     """The clients' own names, where the partition is natural and the data names its owners; or
     their numbers in the partition, where some do not take part."""
+    ids: tuple[int, ...] | None = None
+    """The clients' ids, where they are a part of a larger federation. Else they count from 0."""
 
     def __len__(self) -> int:
         return len(self.train_parts)
 
     def clients(self) -> Sequence[int]:
-        """The clients' ids."""
-        return range(len(self.train_parts))
+        """The clients' ids, in the order of the parts."""
+        return range(len(self.train_parts)) if self.ids is None else self.ids
 
     def size(self, k: int) -> int:
         """|D_k|: how many training images client k holds."""
-        return len(self.train_parts[k])
+        return len(self.train_parts[self._place(k)])
 
     def sizes(self) -> NDArray[np.int64]:
         """|D_k| for all clients."""
@@ -53,11 +55,13 @@ class FederatedData:
 
     def train_indices(self, k: int) -> torch.Tensor:
         """Where client k's images are in `dataset.train` (int64, sorted)."""
-        return torch.from_numpy(self.train_parts[k])
+        return torch.from_numpy(self.train_parts[self._place(k)])
 
     def test_indices(self, k: int) -> torch.Tensor | None:
         """Where client k's local test images are in `dataset.test`, if there is a test set."""
-        return None if self.test_parts is None else torch.from_numpy(self.test_parts[k])
+        if self.test_parts is None:
+            return None
+        return torch.from_numpy(self.test_parts[self._place(k)])
 
     def class_counts(self) -> NDArray[np.int64] | None:
         """How many training images of each class each client holds (K × classes)."""
@@ -67,6 +71,9 @@ class FederatedData:
         width = len(classes) if classes is not None else int(labels.max()) + 1
         counts = [np.bincount(labels[part], minlength=width) for part in self.train_parts]
         return np.stack(counts).astype(np.int64)
+
+    def _place(self, k: int) -> int:
+        return k if self.ids is None else self.ids.index(k)
 
 
 def federate(dataset: DataSet, options: PartitionOptions, seed: int) -> FederatedData:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ssfl.errors import DataError
+from ssfl.evaluation.spread import thin
 
 ROWS = 4096
 """Rows looked at, at most: several times the width of the usual backbones, as RankMe needs."""
@@ -49,7 +50,7 @@ def health(features: Tensor) -> Health:
 
 def healths(features: Sequence[Tensor]) -> list[Health]:
     """The figures of several encoders' features, their eigenvalues found together."""
-    thinned = [_thin(one, ROWS) for one in features]
+    thinned = [thin(one, ROWS) for one in features]
     sound = [bool(one.isfinite().all()) for one in thinned]
     ranks = iter(effective_ranks([one for one, fine in zip(thinned, sound, strict=True) if fine]))
     found = []
@@ -111,7 +112,7 @@ def effective_ranks(features: Sequence[Tensor]) -> list[float]:
     grams: dict[int, list[tuple[int, Tensor]]] = defaultdict(list)
     for place, one in enumerate(features):
         _need_rows(one, 1)
-        x = _thin(one, ROWS).double()
+        x = thin(one, ROWS).double()
         gram = x.T @ x if len(x) >= x.shape[1] else x @ x.T
         grams[len(gram)].append((place, gram))
     ranks = [math.nan] * len(features)
@@ -146,19 +147,11 @@ def alignment(z1: Tensor, z2: Tensor, alpha: float = 2) -> float:
 def uniformity(z: Tensor, t: float = 2) -> float:
     """Log of the mean of exp(-t·distance²) over all pairs on the sphere."""
     _need_rows(z, 2)
-    z = F.normalize(_thin(z, PAIR_ROWS).float(), dim=1)
+    z = F.normalize(thin(z, PAIR_ROWS).float(), dim=1)
     potential = torch.exp(-t * (2 - 2 * (z @ z.T)).clamp_min(0))
     pairs = len(z) * (len(z) - 1)
     potential.fill_diagonal_(0)
     return float((potential.sum(dtype=torch.float64) / pairs).log())
-
-
-def _thin(features: Tensor, limit: int) -> Tensor:
-    """At most `limit` evenly spaced rows: covers data sorted by class, and needs no dice."""
-    n = len(features)
-    if n <= limit:
-        return features
-    return features[torch.arange(limit, device=features.device) * n // limit]
 
 
 def _need_rows(features: Tensor, rows: int) -> None:

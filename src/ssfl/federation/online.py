@@ -7,7 +7,6 @@ labels are known, health figures alone.
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ssfl.data.federated import FederatedData
@@ -15,6 +14,7 @@ from ssfl.data.images import Images
 from ssfl.evaluation.health import Health, trouble
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.options import EvaluationOptions
+from ssfl.evaluation.spread import spread
 from ssfl.evaluation.summary import summarise
 from ssfl.federation.messages import Reply
 from ssfl.federation.server import Server
@@ -61,14 +61,14 @@ class OnlineEvaluation:
         figures = _health_row(wellbeing(self._trainer, encoder, queries, looked_at, None))
         if test is None or train.labels is None or test.labels is None:
             return figures
-        rows = _spread(len(train), self._options.bank)
+        rows = spread(len(train), self._options.bank)
         bank = self._features(encoder, train, rows)
         figures["knn_global"] = self._knn(bank, train.labels[rows], queries, test.labels)
         return figures
 
     def _personal(self) -> Figures:
         clients = self._server.clients()
-        chosen = [clients[i] for i in _spread(len(clients), self._options.clients).tolist()]
+        chosen = [clients[i] for i in spread(len(clients), self._options.clients).tolist()]
         return _client_row(self._server.evaluate(chosen)) if chosen else {}
 
     def _pixels(self) -> Figures:
@@ -113,7 +113,7 @@ class OnlineEvaluation:
 
 def _client_row(replies: list[Reply]) -> Figures:
     """Means over clients: plain (the paper's) and weighted by test images."""
-    judged = [reply for reply in replies if "knn" in reply.metrics]
+    judged = [reply for reply in replies if "knn" in reply.metrics and reply.samples > 0]
     figures: Figures = {"clients": {str(r.client): r.metrics for r in replies}}
     if judged:
         summary = summarise([r.metrics["knn"] for r in judged], [r.samples for r in judged])
@@ -129,11 +129,6 @@ def _health_row(found: Health) -> Figures:
     row: Figures = dict(on_record(found))
     warning = trouble(found)
     return row | ({"warning": warning} if warning else {})
-
-
-def _spread(n: int, limit: int) -> Tensor:
-    """At most `limit` indices below `n`, evenly spaced."""
-    return torch.arange(min(n, limit)) * n // max(1, min(n, limit))
 
 
 def _as_features(pixels: Tensor) -> Tensor:

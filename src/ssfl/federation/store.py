@@ -53,8 +53,8 @@ class StateStore:
         if not state.tensors():
             return
         with self._lock:
-            self._hold(client, rounds, state)
             self._unsaved.add((client, rounds))
+            self._hold(client, rounds, state)  # a late one may be outdated already: then it goes
             self._touched.add(client)
             self._spill(keep=None)
 
@@ -91,11 +91,6 @@ class StateStore:
         """Clients with a state, on disk or in memory."""
         on_disk = {int(path.name) for path in self.folder.glob("*") if path.name.isdigit()}
         return sorted(on_disk | set(self._memory))
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of states in memory."""
-        return self._bytes
 
     def _hold(self, client: int, version: int, state: ClientState) -> None:
         versions = self._memory.setdefault(client, {})

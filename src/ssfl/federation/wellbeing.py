@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ssfl.data.images import Images
 from ssfl.evaluation.features import extract
 from ssfl.evaluation.health import Health, alignment, health
+from ssfl.evaluation.spread import thin
 from ssfl.federation.trainer import Trainer
 from ssfl.models.norm import epsilon_share
 from ssfl.seeding import torch_generator
@@ -76,9 +77,3 @@ def on_record(found: Health) -> dict[str, float]:
     }
     more = {"alignment": found.alignment, "epsilon_share": found.epsilon_share}
     return row | {name: value for name, value in more.items() if value is not None}
-
-
-def thin(rows: Tensor, limit: int) -> Tensor:
-    """At most `limit` of the rows, evenly spaced."""
-    count = min(len(rows), limit)
-    return rows[torch.arange(count) * len(rows) // count]

@@ -92,7 +92,8 @@ class Bench:
             return self.trainer.global_encoder(self.task.theta)
         if who not in self.data.clients():
             raise ConfigError(
-                f"there is no client {who}: this run's are 0 to {len(self.data.clients()) - 1}"
+                f"client {who}'s images are not here, and its encoder is made from them: ask for "
+                "it where they are"
             )
         state = self._host.store.get(who, before=self.task.round)
         encoder = self.trainer.encoder(who, self.task, state, self.data.train_indices(who))

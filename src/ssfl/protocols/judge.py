@@ -29,6 +29,7 @@ from ssfl.evaluation.linear import (
     linear_probes,
     naive_federated_linear,
 )
+from ssfl.evaluation.spread import spread
 from ssfl.protocols.bench import GLOBAL, Bench, Progress, silent
 from ssfl.protocols.scores import (
     Evaluation,
@@ -131,8 +132,7 @@ class _Judge:
         self._probes: dict[tuple[int, float], Tensor] = {}
         self._own: list[ClientFeatures] = []
         everyone = bench.data.clients()
-        count = min(len(everyone), options.clients)
-        self.clients = [everyone[i * len(everyone) // count] for i in range(count)]
+        self.clients = [everyone[i] for i in spread(len(everyone), options.clients).tolist()]
         if not bench.labelled:
             self.asked &= {"health"}
             what = "the images have no labels" if bench.test else "there are no test images"

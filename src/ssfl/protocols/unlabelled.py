@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ssfl.evaluation.health import ROWS, healths
-from ssfl.federation.wellbeing import BeyondFeatures, beyond_features, thin
+from ssfl.evaluation.spread import thin
+from ssfl.federation.wellbeing import BeyondFeatures, beyond_features
 from ssfl.protocols.bench import GLOBAL, Bench
 
 Figures = dict[str, dict[str, float | None]]

@@ -4,7 +4,7 @@ in which they differ; the same tables in Markdown and CSV."""
 import csv
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ssfl.report.record import Record
 from ssfl.report.single import footer
 from ssfl.report.words import duration, named
 from ssfl.run import Run
+from ssfl.section import flat
 
 _HEALTH = {
     "effective_rank": "Effective rank",
@@ -156,24 +157,14 @@ def _plain(value: float | None) -> str:
 def _differences(records: Sequence[Record]) -> list[list[str]]:
     """Settings that are not the same in all runs (the paper's own figures are none)."""
     dumps = [record.run.config.model_dump(mode="json", exclude={"paper"}) for record in records]
-    flat = [_flatten(dump) for dump in dumps]
-    keys = dict.fromkeys(key for settings in flat for key in settings)
+    runs = [flat(dump) for dump in dumps]
+    keys = dict.fromkeys(key for settings in runs for key in settings)
     rows = []
     for key in keys:
-        values = [settings.get(key) for settings in flat]
+        values = [settings.get(key) for settings in runs]
         if any(value != values[0] for value in values):
             rows.append([key, *("" if value is None else str(value) for value in values)])
     return rows
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 def _csv(records: Sequence[Record], names: Sequence[str]) -> str:

@@ -45,8 +45,11 @@ def features(bench: Bench) -> str:
         figures.append(
             parts.figure("tsne_label", "Coloured by class", drawing, legend=_legend(classes))
         )
-    clients = [f"client {client}" for client in bench.data.clients()]
-    drawing = scatter(found.place, found.clients, clients, "Features by client")
+    place = {client: place for place, client in enumerate(bench.data.clients())}
+    clients = [f"client {client}" for client in place]
+    drawing = scatter(
+        found.place, [place[client] for client in found.clients], clients, "Features by client"
+    )
     figures.append(
         parts.figure("tsne_client", "Coloured by client", drawing, legend=_legend(clients))
     )

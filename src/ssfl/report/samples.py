@@ -33,7 +33,7 @@ def sample(bench: Bench) -> Samples:
     """Spread over clients in proportion to their size; the same ones every time."""
     data = bench.data
     train, test = data.dataset.train, data.dataset.test
-    whose = GLOBAL if bench.shares else int(data.sizes().argmax())
+    whose = GLOBAL if bench.shares else data.clients()[int(data.sizes().argmax())]
     rows, clients = _chosen(bench)
     pixels = train.pixels[rows]
     features = F.normalize(bench.features_of(whose, pixels).cpu(), dim=1)

@@ -240,7 +240,7 @@ def _health_table(record: Record) -> str:
 
 def _clients(record: Record, bench: Bench | None) -> str:
     figures = []
-    sizes = bench.data.sizes().tolist() if bench else []
+    sizes = {k: bench.data.size(k) for k in bench.data.clients()} if bench else {}
     for name, title in (
         ("personal_linear", "Linear accuracy on the client's own test images"),
         ("personal_linear_global", "The same classifier on everybody's test images"),
@@ -263,7 +263,7 @@ def _clients(record: Record, bench: Bench | None) -> str:
 
 
 def _client_figure(
-    name: str, title: str, values: dict[int, float], sizes: list[int], *, share: bool
+    name: str, title: str, values: dict[int, float], sizes: dict[int, int], *, share: bool
 ) -> str:
     number = percent if share else plain
     mean = sum(values.values()) / len(values)
@@ -278,7 +278,7 @@ def _client_figure(
         rows = [
             (
                 f"{client}",
-                f"{sizes[client]:,} images" if client < len(sizes) else "",
+                f"{sizes[client]:,} images" if client in sizes else "",
                 value,
                 number(value),
             )

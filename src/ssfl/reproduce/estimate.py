@@ -21,9 +21,9 @@ from ssfl.errors import ConfigError
 from ssfl.experiment import Quiet, train
 from ssfl.federation.messages import Reply
 from ssfl.files import write_text
+from ssfl.locks import alone
 from ssfl.protocols.judge import ProtocolOptions, evaluate
 from ssfl.reproduce.jobs import Job
-from ssfl.reproduce.locks import alone
 from ssfl.reproduce.made import release
 from ssfl.reproduce.study import evaluation_every
 from ssfl.run import Run

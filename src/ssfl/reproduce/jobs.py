@@ -6,19 +6,16 @@ of trained a second time (table 2's Per-SSFL is also an arm of two other studies
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ssfl.config import Config, load_config
 from ssfl.errors import ConfigError
 from ssfl.federation.checkpoint import latest_checkpoint
+from ssfl.reproduce.alike import differences
 from ssfl.reproduce.study import Arm, Study
 from ssfl.run import Run
-
-_UNIMPORTANT = ("version", "name", "run.", "paper.", "device.workers", "device.gpus_per_worker")
-"""Keys that do not change what comes out."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +27,8 @@ class Job:
     config: Config
     place: Path
     """Where it is trained: OUT/STUDY/runs/ARM-seedS."""
+    synthetic: bool = False
+    """On images made in the place of the real ones."""
     twin: Path | None = None
     """A finished run of the same configuration, if another study has one."""
 
@@ -72,17 +71,21 @@ def plan(
     arms: Sequence[Arm],
     seeds: Sequence[int],
     rounds: int | None,
-    settings: Sequence[str] = (),
+    settings: Sequence[str],
+    stand_ins: Mapping[str, Sequence[str]],
 ) -> list[Job]:
-    """All runs, the first seed of every arm first: cut short, it still says something of each."""
+    """All runs, the first seed of every arm first: cut short, it still says something of each.
+
+    `stand_ins` are settings of the arms whose images are made up.
+    """
     jobs, there = [], _runs_below(out)
     for seed in seeds:
         for arm in arms:
             label = f"{name}-{arm.name}-seed{seed}"
-            config = study.config(
-                arm, name=label, seed=seed, rounds=rounds, settings=tuple(settings)
-            )
-            job = Job(arm, seed, config, out / name / "runs" / f"{arm.name}-seed{seed}")
+            own = (*settings, *stand_ins.get(arm.name, ()))
+            config = study.config(arm, name=label, seed=seed, rounds=rounds, settings=own)
+            place = out / name / "runs" / f"{arm.name}-seed{seed}"
+            job = Job(arm, seed, config, place, synthetic=arm.name in stand_ins)
             _check(job)
             jobs.append(_with_twin(job, there))
     return jobs
@@ -96,24 +99,6 @@ def rounds_of_runs(folder: Path, arms: Sequence[Arm], seeds: Sequence[int]) -> i
             if path.is_file():
                 return load_config(path).server.rounds
     return None
-
-
-def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
-    """Keys that matter and in which two configurations differ."""
-    left, right = _flat(one), _flat(other)
-    keys = [*left, *(key for key in right if key not in left)]
-    return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
-
-
-def _flat(config: Config) -> dict[str, Any]:
-    def walk(table: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-        for key, value in table.items():
-            if isinstance(value, dict):
-                yield from walk(value, f"{prefix}{key}.")
-            elif not f"{prefix}{key}".startswith(_UNIMPORTANT):
-                yield f"{prefix}{key}", value
-
-    return dict(walk(config.model_dump(mode="json"), ""))
 
 
 def _check(job: Job) -> None:

@@ -15,6 +15,7 @@ from ssfl.protocols.judge import evaluate
 from ssfl.protocols.scores import Evaluation, load_evaluation
 from ssfl.report.record import Record
 from ssfl.reproduce import made
+from ssfl.reproduce.alike import judging
 from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.results import Figure, Result
 from ssfl.reproduce.study import HEALTH, Study
@@ -42,10 +43,8 @@ def judge(study: Study, job: Job, progress: Progress) -> Evaluation:
 
 def _as_wanted(old: Evaluation, study: Study, job: Job) -> bool:
     """Measured on the last round, and in the same way; more of it or less does no harm."""
-    amount = ("fractions", "finetune_clients")
-    how = {k: v for k, v in study.options.model_dump(mode="json").items() if k not in amount}
-    before = {k: v for k, v in old.options.items() if k not in amount}
-    return old.rounds == job.config.server.rounds and before == how
+    how = judging(study.options.model_dump(mode="json"))
+    return old.rounds == job.config.server.rounds and judging(old.options) == how
 
 
 def result_of(
@@ -67,8 +66,8 @@ def result_of(
             f"{job.name}: {', '.join(sorted(missing))} cannot be measured on this run; "
             f"{'; '.join(found.notes) or 'choose other figures in the study'}"
         )
-    with contextlib.suppress(KeyError):
-        for name in ("global_knn", "personal_knn"):
+    for name in ("global_knn", "personal_knn"):
+        with contextlib.suppress(KeyError):
             figures.setdefault(name, Figure.of(found[name]))
     between = sum(row["seconds"] for row in run.metrics if row["kind"] == "evaluation")
     facts = run.facts
@@ -78,7 +77,7 @@ def result_of(
         seed=job.seed,
         rounds=found.rounds,
         settings=settings,
-        synthetic=plan.synthetic,
+        synthetic=job.synthetic,
         data=facts["data"],
         clients=facts["clients"],
         train_images=facts["train_images"],
@@ -95,6 +94,7 @@ def result_of(
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         run=_relative(job.home, plan.folder),
         config=job.config.model_dump(mode="json", exclude={"version", "name"}),
+        options=found.options,
     )
 
 

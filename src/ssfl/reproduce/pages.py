@@ -9,7 +9,14 @@ from pathlib import Path
 from ssfl.errors import DataError
 from ssfl.files import write_text
 from ssfl.report.words import duration
-from ssfl.reproduce.results import Partition, Result, Row, StudyResult, load_result
+from ssfl.reproduce.results import (
+    Partition,
+    Result,
+    Row,
+    StudyResult,
+    common_settings,
+    load_result,
+)
 from ssfl.reproduce.study import HEALTH, Study, figure_title, studies
 
 _NONE = "–"
@@ -48,13 +55,16 @@ def _body(found: StudyResult, folder: Path, prefix: str) -> list[str]:
         )
     rows = found.rows()
     if rows:
-        common = found.common_settings()
+        common = common_settings(rows)
         if common:
             parts.append(f"**Changed in every run:** {', '.join(f'`{s}`' for s in common)}.")
         parts.append(table(rows, found.study, common))
+        brackets = any(set(row.beyond) - set(common) for row in rows)
         parts.append(
             "Figures of the last round, never the best; ± is the standard deviation over seeds, "
             "*over clients* that between clients of a run."
+            + " Settings in brackets were in the place of the study's."
+            * brackets
         )
     for arm, part in found.partitions.items():
         sizes = part.sizes
@@ -100,7 +110,7 @@ def table(rows: Sequence[Row], study: Study, common: Sequence[str] = ()) -> str:
 
 
 def _label(row: Row, common: Sequence[str]) -> str:
-    more = [f"`{setting}`" for setting in row.settings if setting not in common]
+    more = [f"`{setting}`" for setting in row.beyond if setting not in common]
     more += ["*synthetic*"] if row.synthetic else []
     return row.arm.label + (f" ({', '.join(more)})" if more else "")
 
@@ -140,7 +150,7 @@ def _left(found: StudyResult) -> list[str]:
     ]
     explained = {one.arm for one in told}
     lines = [f"- {arm.label}: not run" for arm in found.not_run() if arm.name not in explained]
-    lines += [f"- {found.study.arm(one.arm).label}, seed {one.seed}: {one.why}" for one in told]
+    lines += [f"- {found.study.arm(one.arm).label}, {one.which}: {one.why}" for one in told]
     return ["Not run:\n\n" + "\n".join(lines)] if lines else []
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.data.pictures import INK, STYLE
-from ssfl.reproduce.results import Result, Row, StudyResult
-from ssfl.reproduce.study import HEALTH, Axis, figure_title
+from ssfl.reproduce.results import Result, Row, StudyResult, common_settings
+from ssfl.reproduce.study import HEALTH, Axis, Study, figure_title
 
 COLOURS = (
     "#2b6ca3",
@@ -29,17 +29,18 @@ FAINT = "#8795a1"
 
 def draw(found: StudyResult, folder: Path) -> list[Path]:
     """Whatever pictures the results are good for."""
-    paths = []
+    paths, rows = [], found.rows()
+    common = common_settings(rows)
     if any(len(r.curve.get("round", ())) > 1 for r in found.results):
         paths.append(folder / "curves.png")
-        _curves(found, paths[-1])
-    rows = [row for row in found.rows() if row.figure not in HEALTH]
+        _curves(found, common, paths[-1])
+    rows = [row for row in rows if row.figure not in HEALTH]
     if rows:
         paths.append(folder / "figures.png")
-        _figures(rows, found, paths[-1])
+        _figures(rows, found.study, common, paths[-1])
     if found.study.axis is not None and rows:
         paths.append(folder / "against.png")
-        _against(found.study.axis, rows, found, paths[-1])
+        _against(found.study.axis, rows, found.study.title, paths[-1])
     return paths
 
 
@@ -58,9 +59,9 @@ def _axes(path: Path, width: float, height: float, columns: int = 1) -> Iterator
         figure.savefig(path, dpi=150)
 
 
-def _curves(found: StudyResult, path: Path) -> None:
+def _curves(found: StudyResult, common: Sequence[str], path: Path) -> None:
     """The indicator and the loss against rounds, a line per arm, a band over seeds."""
-    groups = _groups(found)
+    groups = _groups(found, common)
     many = len(groups) > 6
     with _axes(path, 11.5, 4.6 + 0.22 * (len(groups) // 3 if many else 0), 2) as (left, right):
         for index, (label, group) in enumerate(groups.items()):
@@ -82,16 +83,15 @@ def _curves(found: StudyResult, path: Path) -> None:
         )
 
 
-def _groups(found: StudyResult) -> dict[str, list[Result]]:
+def _groups(found: StudyResult, common: Sequence[str]) -> dict[str, list[Result]]:
     """Runs that make one line, by its label; rounds are named where they are not all the same."""
     rounds = {result.rounds for result in found.results}
     groups: dict[str, list[Result]] = defaultdict(list)
-    common = found.common_settings()
     for arm in found.study.arms:
         for result in found.results:
             if result.arm == arm.name:
                 more = [f"{result.rounds} rounds"] if len(rounds) > 1 else []
-                more += [s for s in result.settings if s not in common]
+                more += [s for s in (*result.settings, *found.outdated(result)) if s not in common]
                 more += ["synthetic"] if result.synthetic else []
                 label = arm.label + (f" ({', '.join(more)})" if more else "")
                 groups[label].append(result)
@@ -129,7 +129,7 @@ def _band(
         axes.fill_between(xs, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
-def _figures(rows: Sequence[Row], found: StudyResult, path: Path) -> None:
+def _figures(rows: Sequence[Row], study: Study, common: Sequence[str], path: Path) -> None:
     """Ours as dots with the spread over seeds, the paper's as open diamonds."""
     with _axes(path, 9.0, 1.6 + 0.42 * len(rows)) as axes:
         names = list(dict.fromkeys(row.figure for row in rows))
@@ -157,14 +157,14 @@ def _figures(rows: Sequence[Row], found: StudyResult, path: Path) -> None:
                 )  # fmt: skip
         axes.set_yticks(range(len(rows)))
         lengths = {row.rounds for row in rows}
-        labels = [_row_label(row, found, len(lengths) > 1) for row in rows]
+        labels = [_row_label(row, common, len(lengths) > 1) for row in rows]
         axes.set_yticklabels(labels, fontsize=10)
         axes.set_ylim(len(rows) - 0.4, -0.7)
         axes.grid(visible=True, axis="x")
         after = f" after {rows[0].rounds} rounds" if len(lengths) == 1 else ""
         axes.set_xlabel(f"accuracy{after}")
-        axes.set_title(found.study.title)
-        _keys(axes, names, any(row.paper is not None for row in rows), found.study.rounds)
+        axes.set_title(study.title)
+        _keys(axes, names, any(row.paper is not None for row in rows), study.rounds)
 
 
 def _keys(axes: Any, names: Sequence[str], paper: bool, rounds: int) -> None:
@@ -185,15 +185,14 @@ def _keys(axes: Any, names: Sequence[str], paper: bool, rounds: int) -> None:
     )
 
 
-def _row_label(row: Row, found: StudyResult, with_rounds: bool) -> str:
-    common = found.common_settings()
-    more = [s for s in row.settings if s not in common] + ["synthetic"] * row.synthetic
+def _row_label(row: Row, common: Sequence[str], with_rounds: bool) -> str:
+    more = [s for s in row.beyond if s not in common] + ["synthetic"] * row.synthetic
     if with_rounds:
         more.append(f"{row.rounds} rounds")
     return row.arm.label + (f"\n{', '.join(more)}" if more else "")
 
 
-def _against(axis: Axis, rows: Sequence[Row], found: StudyResult, path: Path) -> None:
+def _against(axis: Axis, rows: Sequence[Row], title: str, path: Path) -> None:
     """Lines over the quantity that arms differ in; of each arm, the run with the most rounds."""
     best: dict[tuple[str, str], Row] = {}
     for row in rows:
@@ -222,7 +221,7 @@ def _against(axis: Axis, rows: Sequence[Row], found: StudyResult, path: Path) ->
         axes.set(xlabel=axis.label, ylabel="accuracy")
         axes.grid(visible=True)
         rounds = sorted({row.rounds for row in best.values()})
-        axes.set_title(found.study.title)
+        axes.set_title(title)
         axes.text(
             1.0, 1.01, f"{', '.join(map(str, rounds))} rounds", transform=axes.transAxes,
             ha="right", fontsize=9, color=FAINT,

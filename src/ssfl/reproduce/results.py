@@ -1,8 +1,8 @@
 """What came out of a study: every figure with all that is needed to make it again.
 
 `results.json` is complete in itself: tables, pictures and the page of all studies are made from it
-alone. Results of several machines can be put together; the same arm, seed, rounds and settings
-count once.
+alone. Results of several machines can be put together; the same run counts once. Runs that were not
+trained and judged alike are never averaged, and a row says in what it is not as its study says.
 """
 
 import csv
@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from ssfl.errors import CheckpointError
+from ssfl.errors import CheckpointError, ConfigError
 from ssfl.files import write_text
 from ssfl.protocols.scores import Score
+from ssfl.reproduce.alike import changed, judging, training
 from ssfl.reproduce.study import Arm, Study
 from ssfl.section import Section
 
@@ -83,11 +84,19 @@ class Result(Section):
     run: str = ""
     """Its run directory, as seen from where results.json is."""
     config: dict[str, Any] = Field(default_factory=dict)
+    """As it was trained."""
+    options: dict[str, Any] | None = None
+    """As it was judged, where that was noted."""
 
     @property
-    def key(self) -> tuple[str, int, int, tuple[str, ...], bool]:
-        """Two results with the same key are the same experiment."""
-        return self.arm, self.seed, self.rounds, self.settings, self.synthetic
+    def key(self) -> tuple[str, int, int, tuple[str, ...], bool, str]:
+        """Two results with the same key are the same run of the same experiment."""
+        return self.arm, self.seed, self.rounds, self.settings, self.synthetic, self.trained_as
+
+    @property
+    def trained_as(self) -> str:
+        """The same for all runs of one experiment, whatever their seeds."""
+        return json.dumps(training(self.config)) if self.config else ""
 
 
 class Unfinished(Section):
@@ -95,7 +104,22 @@ class Unfinished(Section):
 
     arm: str
     seed: int
+    rounds: int | None = None
+    """None where that was not noted."""
+    settings: tuple[str, ...] = ()
     why: str
+
+    @property
+    def which(self) -> str:
+        """In words, but for the arm."""
+        rounds = [] if self.rounds is None else [f"{self.rounds} rounds"]
+        return ", ".join([f"seed {self.seed}", *rounds, *(f"`{s}`" for s in self.settings)])
+
+    def is_of(self, other: "Result | Unfinished") -> bool:
+        """The same run; one whose rounds were not noted may be of any."""
+        if (self.arm, self.seed) != (other.arm, other.seed):
+            return False
+        return self.rounds is None or (self.rounds, self.settings) == (other.rounds, other.settings)
 
 
 class Partition(Section):
@@ -119,6 +143,9 @@ class Row(Section):
     figure: str
     rounds: int
     settings: tuple[str, ...]
+    """What was asked for beyond the study's own settings."""
+    outdated: tuple[str, ...]
+    """What the study, its recipe or its evaluation said otherwise then."""
     synthetic: bool
     values: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -126,7 +153,26 @@ class Row(Section):
     client_std: float | None
     """Spread over clients, the mean over seeds."""
     gain: float | None = None
-    """Beyond the study's baseline, of the same rounds and settings."""
+    """Beyond the study's baseline, of the same rounds, settings and seeds."""
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """All that is not as the study says now."""
+        return *self.settings, *self.outdated
+
+    @property
+    def asked(self) -> tuple[Any, ...]:
+        """What two rows must share to be compared."""
+        return self.figure, self.rounds, self.settings, self.synthetic
+
+    @property
+    def runs(self) -> tuple[Any, ...]:
+        """What rows of the same runs share."""
+        return self.arm.name, self.rounds, self.beyond, self.synthetic
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        return dict(zip(self.seeds, self.values, strict=True))
 
     @property
     def mean(self) -> float:
@@ -140,7 +186,7 @@ class Row(Section):
     @property
     def difference(self) -> float | None:
         """Ours less the paper's; on other images than the paper's there is nothing to compare."""
-        other = self.synthetic or any(s.startswith("data.source") for s in self.settings)
+        other = self.synthetic or any(s.startswith("data.source") for s in self.beyond)
         return None if self.paper is None or other else self.mean - self.paper
 
 
@@ -155,13 +201,14 @@ class StudyResult(Section):
     unfinished: list[Unfinished] = Field(default_factory=list)
 
     def rows(self) -> list[Row]:
-        """A row for each arm, number of rounds and set of settings, and for each of its figures."""
+        """A row for each arm, number of rounds and way of training, and for each of its figures."""
         found: list[Row] = []
         for arm in self.study.arms:
             groups: dict[tuple[Any, ...], list[Result]] = {}
             for result in self.results:
                 if result.arm == arm.name:
-                    key = (-result.rounds, result.settings, result.synthetic)
+                    asked = -result.rounds, result.settings, result.synthetic
+                    key = *asked, self.outdated(result), result.trained_as
                     groups.setdefault(key, []).append(result)
             for _, group in sorted(groups.items()):
                 found += self._rows_of(arm, sorted(group, key=lambda r: r.seed))
@@ -169,22 +216,26 @@ class StudyResult(Section):
         return self._best_first(found) if self.study.sort else found
 
     def _compared(self, rows: list[Row]) -> list[Row]:
-        """With what each gains over the baseline."""
-        base = {_setting(r): r.mean for r in rows if r.arm.name == self.study.baseline}
-        return [
-            row.model_copy(update={"gain": row.mean - base[_setting(row)]})
-            if _setting(row) in base and row.arm.name != self.study.baseline
-            else row
-            for row in rows
-        ]
+        """With what each gains over the baseline, seed by seed."""
+        bases = [row for row in rows if row.arm.name == self.study.baseline]
+
+        def compared(row: Row) -> Row:
+            asked_alike = [base for base in bases if base.asked == row.asked]
+            # Of several, the one of the same time, else the one that is as the study says.
+            asked_alike.sort(key=lambda base: base.outdated != row.outdated)
+            theirs = asked_alike[0].by_seed if asked_alike else {}
+            gains = [value - theirs[seed] for seed, value in row.by_seed.items() if seed in theirs]
+            return row.model_copy(update={"gain": statistics.fmean(gains)}) if gains else row
+
+        return [row if row.arm.name == self.study.baseline else compared(row) for row in rows]
 
     def _best_first(self, rows: list[Row]) -> list[Row]:
         """Most rounds first: figures of other rounds are not to be mixed; then the best arms."""
         key = self.study.sort
-        best = {(r.arm.name, _setting(r)[1:]): r.mean for r in rows if r.figure == key}
+        best = {row.runs: row.mean for row in rows if row.figure == key}
 
         def place(row: Row) -> tuple[float, float]:
-            return -row.rounds, -best.get((row.arm.name, _setting(row)[1:]), -math.inf)
+            return -row.rounds, -best.get(row.runs, -math.inf)
 
         return sorted(rows, key=place)
 
@@ -199,6 +250,7 @@ class StudyResult(Section):
                 figure=figure,
                 rounds=there[0].rounds,
                 settings=there[0].settings,
+                outdated=self.outdated(there[0]),
                 synthetic=there[0].synthetic,
                 values=tuple(r.figures[figure].value for r in there),
                 seeds=tuple(r.seed for r in there),
@@ -206,10 +258,25 @@ class StudyResult(Section):
                 client_std=statistics.fmean(spread) if spread else None,
             )
 
-    def common_settings(self) -> tuple[str, ...]:
-        """What every run was given beyond the study's own: to be said once, not in every row."""
-        first, *others = self.results or [Result(arm="", seed=0, rounds=1, figures={})]
-        return tuple(s for s in first.settings if all(s in r.settings for r in others))
+    def outdated(self, result: Result) -> tuple[str, ...]:
+        """What the study, its recipe or its evaluation said otherwise when a run was made."""
+        now = self.study.options.model_dump(mode="json")
+        judged = changed(judging(result.options or now), judging(now))
+        return *self._trained_otherwise(result), *(f"options.{setting}" for setting in judged)
+
+    def _trained_otherwise(self, result: Result) -> tuple[str, ...]:
+        if not result.config:
+            return ()
+        arm = self.study.arm(result.arm)
+        try:
+            config = self.study.config(
+                arm, name=arm.name, seed=0, rounds=result.rounds, settings=result.settings
+            )
+        except ConfigError:  # its recipe is elsewhere, or its settings are no longer known
+            return ()
+        found = changed(training(result.config), training(config.model_dump(mode="json")))
+        made_up = ("data.",) if result.synthetic else ()
+        return tuple(setting for setting in found if not setting.startswith(made_up))
 
     def not_run(self) -> list[Arm]:
         """Arms of which nothing is known."""
@@ -228,13 +295,16 @@ class StudyResult(Section):
         mine, arms = {r.key for r in self.results}, {arm.name for arm in self.study.arms}
         more = [r for r in other.results if r.key not in mine and r.arm in arms]
         parts = {name: p for name, p in other.partitions.items() if name in arms}
-        there = {(r.arm, r.seed) for r in (*self.results, *more)}
-        left = {(u.arm, u.seed): u for u in (*other.unfinished, *self.unfinished)}
+        results = sorted([*self.results, *more], key=self._order)
+        there = [r for r in results if not self.outdated(r)]
+        theirs = [u for u in other.unfinished if u.arm in arms]
+        theirs = [u for u in theirs if not any(u.is_of(ours) for ours in self.unfinished)]
+        left = [u for u in (*theirs, *self.unfinished) if not any(map(u.is_of, there))]
         return self.model_copy(
             update={
-                "results": sorted([*self.results, *more], key=self._order),
+                "results": results,
                 "partitions": parts | self.partitions,
-                "unfinished": [u for key, u in left.items() if key not in there],
+                "unfinished": left,
             }
         )
 
@@ -253,13 +323,14 @@ class StudyResult(Section):
         lines: list[dict[str, Any]] = []
         for result in self.results:
             arm = self.study.arm(result.arm)
+            settings = " ".join((*result.settings, *self.outdated(result)))
             for name, figure in result.figures.items():
                 lines.append(
                     {
                         "study": self.name,
                         "arm": arm.name,
                         "label": arm.label,
-                        "settings": " ".join(result.settings),
+                        "settings": settings,
                         "synthetic": result.synthetic,
                         "seed": result.seed,
                         "rounds": result.rounds,
@@ -288,9 +359,10 @@ class StudyResult(Section):
         return text.getvalue()
 
 
-def _setting(row: Row) -> tuple[Any, ...]:
-    """What two rows must share to be compared."""
-    return row.figure, row.rounds, row.settings, row.synthetic
+def common_settings(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What every row has in place of what the study says: to be said once, not in each."""
+    first = rows[0].beyond if rows else ()
+    return tuple(setting for setting in first if all(setting in row.beyond for row in rows))
 
 
 def _short_lists(text: str) -> str:

@@ -11,8 +11,9 @@ from ssfl.config import parse
 from ssfl.experiment import Display, Quiet
 from ssfl.federation.messages import Reply
 from ssfl.protocols.bench import Progress, silent
+from ssfl.reproduce.alike import differences, judging
 from ssfl.reproduce.estimate import Timing
-from ssfl.reproduce.jobs import Job, differences
+from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.results import Result
 from ssfl.reproduce.study import Study
 from ssfl.run import Run
@@ -29,7 +30,6 @@ class Plan:
     study: Study
     folder: Path
     jobs: list[Job]
-    synthetic: bool = False
     timings: dict[str, Timing] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What the user should know before it starts."""
@@ -46,13 +46,15 @@ class Plan:
         return None if None in parts else sum(part for part in parts if part)
 
     def recorded(self, job: Job) -> Result | None:
-        """A job's result, if it was trained, judged by the study's figures and written down."""
+        """A job's result, if it was trained, judged as the study says and written down."""
         if not (job.record.exists() and job.trained):
             return None
         result = Result.model_validate_json(job.record.read_text(encoding="utf-8"))
         there = result.figures.keys() >= set(self.study.figures_of(job.arm))
         same = not differences(parse(result.config), job.config)
-        return result if there and same else None
+        options = self.study.options.model_dump(mode="json")
+        alike = result.options is None or judging(result.options) == judging(options)
+        return result if there and same and alike else None
 
     def is_done(self, job: Job) -> bool:
         return self.recorded(job) is not None

@@ -4,7 +4,7 @@ Figures are those of the last round, never the best. Whatever ends it (a budget,
 what was done is kept, and the same command goes on with it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import ssfl
@@ -14,10 +14,10 @@ from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.experiment import Display, resume, train
 from ssfl.federation.engine import pick_device
 from ssfl.files import write_text
+from ssfl.locks import alone, claimed
 from ssfl.reproduce import made, synthetic
 from ssfl.reproduce.estimate import LEAST_ROUNDS, MARGIN, Timing, fitting_rounds, measure_all
 from ssfl.reproduce.jobs import Job, plan, rounds_of_runs
-from ssfl.reproduce.locks import alone, claimed
 from ssfl.reproduce.outcome import judge, result_of
 from ssfl.reproduce.pages import write_pages
 from ssfl.reproduce.results import Partition, StudyResult, Unfinished, load_result
@@ -54,10 +54,10 @@ def reproduce(
         range(study.seeds) if seeds is None else range(seeds) if isinstance(seeds, int) else seeds
     )
     _check_settings(settings, asked, rounds)
-    made_up, more = _stand_in(study, chosen, folder, settings, synthetic_data)
+    stand_ins = _stand_ins(study, chosen, folder, settings, synthetic_data)
     if study.pictures_only:
         typed = command or made.command_line()
-        return _draw(label, study, chosen, folder, [*settings, *more], made_up, typed)
+        return _draw(label, study, chosen, folder, settings, stand_ins, typed)
 
     def planned(rounds: int | None) -> Plan:
         jobs = plan(
@@ -67,11 +67,12 @@ def reproduce(
             arms=chosen,
             seeds=asked,
             rounds=rounds,
-            settings=[*settings, *more],
+            settings=settings,
+            stand_ins=stand_ins,
         )
-        return Plan(label, study, folder, jobs, made_up)
+        return Plan(label, study, folder, jobs)
 
-    notes = [_MADE_UP] if made_up else []
+    notes = [_MADE_UP] if stand_ins else []
     to_fit = budget is not None and rounds is None
     if to_fit and (found := rounds_of_runs(folder, chosen, asked)):
         rounds, to_fit = found, False
@@ -107,22 +108,21 @@ def _check_settings(settings: Sequence[str], seeds: Sequence[int], rounds: int |
             raise ConfigError(f"--set {setting}: a study has {option} for that")
 
 
-def _stand_in(
+def _stand_ins(
     study: Study, arms: Sequence[Arm], folder: Path, settings: Sequence[str], asked: bool
-) -> tuple[bool, list[str]]:
-    """Whether made-up images take GLD-23K's place, and the settings that make it so."""
+) -> dict[str, list[str]]:
+    """The arms in which made-up images take GLD-23K's place, with the settings that make it so."""
     configs = {
         arm.name: study.config(arm, name="x", seed=0, rounds=None, settings=tuple(settings))
         for arm in arms
     }
-    of_gld = [config for config in configs.values() if synthetic.wants_gld23k(config)]
+    of_gld = {name: config for name, config in configs.items() if synthetic.wants_gld23k(config)}
     if asked and not of_gld:
         raise ConfigError("--synthetic is for studies of GLD-23K")
-    if not asked and not any(map(synthetic.missing, of_gld)):
-        return False, []
-    if len(of_gld) < len(configs):  # only some arms: nothing can be set for all
-        return bool(of_gld), []
-    return True, synthetic.make_gld23k(folder / "runs" / "synthetic-gld23k")
+    wanted = [name for name, config in of_gld.items() if asked or synthetic.missing(config)]
+    if not wanted:
+        return {}
+    return dict.fromkeys(wanted, synthetic.make_gld23k(folder / "runs" / "synthetic-gld23k"))
 
 
 def _time(today: Plan, watch: Watch) -> dict[str, Timing]:
@@ -226,7 +226,15 @@ class _Playing:
                 results.append(result)
             else:
                 why = self.why.get(job.name, "stopped before it was done")
-                left.append(Unfinished(arm=job.arm.name, seed=job.seed, why=f"{why}{_so_far(job)}"))
+                left.append(
+                    Unfinished(
+                        arm=job.arm.name,
+                        seed=job.seed,
+                        rounds=job.config.server.rounds,
+                        settings=self.settings,
+                        why=f"{why}{_so_far(job)}",
+                    )
+                )
         now = StudyResult(name=plan.name, study=plan.study, results=results, unfinished=left)
         before = load_result(plan.folder / "results.json")
         write_pages(now.joined(before) if before else now, plan.folder, pictures=pictures)
@@ -255,25 +263,19 @@ def _draw(
     arms: Sequence[Arm],
     folder: Path,
     settings: Sequence[str],
-    made_up: bool,
+    stand_ins: Mapping[str, Sequence[str]],
     command: str,
 ) -> StudyResult:
     """A study of pictures: the partition of every arm, drawn."""
     parts = {}
     for arm in arms:
-        config = study.config(arm, name=arm.name, seed=0, rounds=None, settings=tuple(settings))
-        own = made_up and synthetic.wants_gld23k(config)
-        if own:
-            more = synthetic.make_gld23k(folder / "runs" / "synthetic-gld23k")
-            config = study.config(
-                arm, name=arm.name, seed=0, rounds=None, settings=(*settings, *more)
-            )
-        data = load_federated(config)
+        own = (*settings, *stand_ins.get(arm.name, ()))
+        data = load_federated(study.config(arm, name=arm.name, seed=0, rounds=None, settings=own))
         save_partition_pictures(data, folder / arm.name)
         counts = data.class_counts()
         parts[arm.name] = Partition(
             data=data.dataset.name,
-            synthetic=own,
+            synthetic=arm.name in stand_ins,
             sizes=data.sizes().tolist(),
             classes=list(data.dataset.classes or ()) if counts is not None else [],
             counts=counts.tolist() if counts is not None else [],

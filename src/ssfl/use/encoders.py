@@ -8,8 +8,9 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from ssfl.algorithms import ALGORITHMS
 from ssfl.encoder import Encoder
 from ssfl.errors import CheckpointError, ConfigError
-from ssfl.files import read_tensors, write_tensors
+from ssfl.files import read_tensors, write_bytes, write_tensors
 from ssfl.models.backbones import BackboneOptions, build_backbone
 from ssfl.run import Run
 
@@ -80,9 +81,11 @@ def export_encoder(
     if chosen == "safetensors":
         write_tensors(out, tensors, {_KEY: about})
     elif chosen == "torch":
-        _replace(out, lambda path: torch.save({_KEY: about, "tensors": tensors}, path))
+        content = BytesIO()
+        torch.save({_KEY: about, "tensors": tensors}, content)
+        write_bytes(out, content.getvalue())
     else:
-        _replace(out, lambda path: _write_onnx(encoder, about, path))
+        write_bytes(out, _as_onnx(encoder, about))
     return out
 
 
@@ -96,10 +99,8 @@ def _trained(run: Run, client: int | None) -> Encoder:
     if client is None:
         return run.global_encoder()
     config = run.config
-    if not 0 <= client < run.facts["clients"]:
-        raise ConfigError(
-            f"there is no client {client}: this run's are 0 to {run.facts['clients'] - 1}"
-        )
+    if client not in run.clients:
+        raise ConfigError(f"there is no client {client}: this run's are {_named(run.clients)}")
     algorithm = ALGORITHMS[config.algorithm.name]
     if algorithm.encoder == "personal":
         return run.personal_encoder(client)
@@ -109,6 +110,12 @@ def _trained(run: Run, client: int | None) -> Encoder:
     from ssfl.protocols.bench import Bench
 
     return Bench(run).standalone(client)
+
+
+def _named(clients: Sequence[int]) -> str:
+    if isinstance(clients, range):
+        return f"0 to {len(clients) - 1}"
+    return ", ".join(map(str, clients))
 
 
 def _about(run: Run, encoder: Encoder, client: int | None) -> dict[str, Any]:
@@ -167,7 +174,7 @@ def _rebuild(tensors: dict[str, Tensor], about: dict[str, Any], path: Path) -> E
     return encoder.eval().requires_grad_(False)
 
 
-def _write_onnx(encoder: Encoder, about: str, path: Path) -> None:
+def _as_onnx(encoder: Encoder, about: str) -> bytes:
     """Float images in [0, 1] in, features out, any number at a time; normalisation inside."""
     try:
         import onnx  # noqa: F401
@@ -190,7 +197,8 @@ def _write_onnx(encoder: Encoder, about: str, path: Path) -> None:
         )
     assert program is not None
     program.model.metadata_props[_KEY] = about
-    program.save(str(path), external_data=False)
+    content: bytes = program.model_proto.SerializeToString()
+    return content
 
 
 @contextmanager
@@ -205,16 +213,3 @@ def _quiet(logger: str) -> Iterator[None]:
             yield
     finally:
         log.setLevel(before)
-
-
-def _replace(out: Path, write: Any) -> None:
-    """Write beside the target, then rename: never half a file."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.stem}.{os.getpid()}{out.suffix}")
-    try:
-        write(temporary)
-        temporary.replace(out)
-    except OSError as error:
-        raise CheckpointError(f"could not write {out}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)

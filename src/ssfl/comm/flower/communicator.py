@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from flwr.app import DEFAULT_TTL, Message, RecordDict
+from flwr.app import DEFAULT_TTL, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
@@ -21,7 +21,7 @@ from ssfl.comm.flower.records import (
     write_orders,
     write_roll_call,
 )
-from ssfl.comm.wire import WireError
+from ssfl.comm.wire import MAX_TEXT, WireError
 from ssfl.errors import FederationError
 from ssfl.federation.messages import Reason, Reply, Task, failed
 
@@ -162,7 +162,7 @@ class FlowerCommunicator:
             site = called[message.metadata.reply_to_message_id]
             site.asked = ""
             if message.has_error():
-                log.warning("site %s: %s", _name(site.node), message.error.reason)
+                log.warning("site %s: %s", _name(site.node), _why(message.error)[1])
                 continue
             self._admit(site, message.content)
 
@@ -222,7 +222,7 @@ class FlowerCommunicator:
     ) -> Iterator[Reply]:
         """A word on every client asked, and only one, whatever the site sent."""
         if message.has_error():
-            yield from _all_failed(clients, task, *_why(message.error.code, message.error.reason))
+            yield from _all_failed(clients, task, *_why(message.error))
             return
         try:
             replies = read_replies(message.content)
@@ -252,13 +252,13 @@ def _all_failed(clients: Sequence[int], task: Task, reason: Reason, detail: str)
         yield failed(client, task, reason, detail)
 
 
-def _why(code: int, detail: str) -> tuple[Reason, str]:
-    """Flower's error codes in our words."""
-    if code == ErrorCode.NODE_UNAVAILABLE:
+def _why(error: Error) -> tuple[Reason, str]:
+    """Flower's error codes in our words, or as much of the site's as we read."""
+    if error.code == ErrorCode.NODE_UNAVAILABLE:
         return Reason.LOST, "its site is gone"
-    if code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
+    if error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
         return Reason.DEADLINE, "the message or its reply outlived its time"
-    return Reason.ERROR, detail
+    return Reason.ERROR, (error.reason or "its site gave no reason")[:MAX_TEXT]
 
 
 def _name(node: int) -> str:

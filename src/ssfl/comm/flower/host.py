@@ -7,14 +7,12 @@ runs/         per run, what the clients have learnt: a run directory without the
 flower/       logs
 """
 
-import fcntl
 import json
 import logging
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +25,8 @@ from ssfl.comm.flower.processes import Child, free_port, new_secret, wait_for_po
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.sums import Sums
 from ssfl.comm.local import LocalCommunicator
-from ssfl.config import Config, load_config, parse, to_toml
-from ssfl.data.federated import FederatedData
-from ssfl.data.images import DataSet
-from ssfl.data.sources.sites import SitesOptions
+from ssfl.config import Config, load_config, to_toml
+from ssfl.data.here import HereOptions
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, save_checkpoint
 from ssfl.federation.client import Host
@@ -39,8 +35,8 @@ from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Task, TaskKind
 from ssfl.federation.store import StateStore
 from ssfl.files import write_text
+from ssfl.locks import claimed
 from ssfl.run import Run
-from ssfl.section import Section
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -54,28 +50,13 @@ RETRY = 2.0
 """Seconds between two attempts to connect."""
 
 
-class SiteOptions(Section):
+class SiteOptions(HereOptions):
     """What a site's engineer decides."""
 
     server: str = Field(pattern=r"^[^\s/]+:\d+$")
     """The coordinator's address, host:port."""
-    clients: tuple[int, ...] = Field(min_length=1)
-    """Ids of the clients that live here, as agreed with the coordinator."""
-    data: Path | None = None
-    """Folder of this site's images, with a subfolder per client (in the order of their names)
-    where there are several. Without one, the recipe's own data are used: a rehearsal."""
     workers: int = Field(1, ge=1)
     """Clients that train side by side."""
-
-
-@dataclass(frozen=True, eq=False)
-class SiteData(FederatedData):
-    """The images of some clients, under the ids they have in the whole federation."""
-
-    here: tuple[int, ...] = ()
-
-    def clients(self) -> Sequence[int]:
-        return self.here
 
 
 def init_site(folder: Path, options: SiteOptions, config: Config, ca: Path) -> Path:
@@ -91,7 +72,8 @@ def init_site(folder: Path, options: SiteOptions, config: Config, ca: Path) -> P
 
 
 def load_site(folder: Path, data: Path | None = None) -> tuple[SiteOptions, Config]:
-    """A site's settings and recipe; `data` replaces the folder of images."""
+    """A site's settings, and the recipe with who is here in it; `data` replaces the folder of
+    images."""
     try:
         raw = tomllib.loads((folder / "site.toml").read_text())
         options = SiteOptions.model_validate(raw | ({"data": data} if data else {}))
@@ -99,31 +81,16 @@ def load_site(folder: Path, data: Path | None = None) -> tuple[SiteOptions, Conf
         raise ConfigError(f"{folder} is not a site: make one with `ssfl site init`") from None
     except (tomllib.TOMLDecodeError, ValidationError) as error:
         raise ConfigError(f"{folder / 'site.toml'} cannot be used: {error}") from None
-    return options, load_config(folder / "recipe.toml")
+    images = options.data.resolve() if options.data else None  # encoders are used from elsewhere
+    here = HereOptions(clients=options.clients, data=images)
+    return options, load_config(folder / "recipe.toml").model_copy(update={"here": here})
 
 
-def build_hosts(options: SiteOptions, config: Config) -> list[Host]:
+def build_hosts(config: Config, workers: int = 1) -> list[Host]:
     """This site's clients, on its own images, ready to work (their stores come with the run)."""
-    here = options.clients
-    if options.data is not None:
-        if not options.data.is_dir():
-            raise ConfigError(f"there is no folder {options.data}: give the images' with --data")
-        local = load_federated(_on_folder(config, options.data, len(here)), progress=True)
-        local = replace(local, dataset=_normalised_alike(local.dataset, config))
-        if len(local) != len(here):
-            raise ConfigError(
-                f"{options.data} has images of {len(local)} clients (a subfolder each), "
-                f"but {len(here)} live here according to site.toml"
-            )
-        order: dict[int, int] = dict(zip(here, range(len(here)), strict=True))
-    else:
-        local = load_federated(config)
-        order = {client: client for client in here}
-        if max(here) >= len(local):
-            raise ConfigError(f"the recipe has clients 0 to {len(local) - 1}, not {max(here)}")
-    data = _under_ids(local, order)
+    data = load_federated(config, progress=True)
     engine, nowhere = Engine(config.device), StateStore(Path("nowhere"), 0)
-    return [build_host(config, data, nowhere, engine) for _ in range(options.workers)]
+    return [build_host(config, data, nowhere, engine) for _ in range(workers)]
 
 
 def _reached(hosts: Sequence[Host], config: Config) -> Communicator:
@@ -202,7 +169,7 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
     from ssfl.comm.flower.site import SiteAnswers
 
     torch.set_num_threads(config.device.threads)
-    hosts = build_hosts(options, config)
+    hosts = build_hosts(config, options.workers)
     local = _reached(hosts, config)
     answers = SiteAnswers(local, shared_recipe(config), SiteKeeper(folder, config, hosts))
     known_as = folder / "flower" / "node"
@@ -248,47 +215,11 @@ def _take_part(
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """One process at a time for a site: two would speak with one key."""
-    path = folder / "flower" / "lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"the site in {folder} is running already") from None
+    with claimed(folder / "flower" / "lock") as mine:
+        if not mine:
+            raise ConfigError(f"the site in {folder} is running already")
         yield
 
 
 def _plain(options: SiteOptions) -> dict[str, Any]:
     return options.model_dump(mode="json", exclude_none=True)
-
-
-def _on_folder(config: Config, folder: Path, clients: int) -> Config:
-    """The recipe on this site's images: all of one client, or a subfolder for each of several."""
-    raw = config.model_dump(mode="json", exclude_none=True)
-    given = raw["data"] if raw["data"]["source"] == "folder" else {}
-    size = {"image_size": raw["data"].get("image_size", 32)}
-    place = {"source": "folder", "path": str(folder.resolve())}
-    several = clients > 1
-    raw["data"] = size | given | place | {"layout": "clients" if several else "flat"}
-    raw["partition"] = {"kind": "natural" if several else "iid", "clients": 1}
-    raw["server"] |= {"clients_per_round": 0}
-    return parse(raw)
-
-
-def _normalised_alike(dataset: DataSet, config: Config) -> DataSet:
-    """The site's images, normalised by the numbers the recipe fixes for all sites, if it does."""
-    if not isinstance(config.data, SitesOptions):
-        return dataset
-    agreed = config.data
-    return replace(dataset, mean=agreed.mean, std=agreed.std, presets=agreed.preset)
-
-
-def _under_ids(local: FederatedData, order: dict[int, int]) -> SiteData:
-    """`local` with client `order[id]` known as `id`."""
-    size = 1 + max(order)
-    empty = local.train_parts[0][:0]
-    train = [local.train_parts[order[i]] if i in order else empty for i in range(size)]
-    test = None
-    if local.test_parts is not None:
-        test = [local.test_parts[order[i]] if i in order else empty for i in range(size)]
-    return SiteData(local.dataset, train, test, here=tuple(order))

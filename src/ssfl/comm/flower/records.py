@@ -5,14 +5,19 @@ which can be pickles, are refused unread.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from ssfl.comm.wire import (
+    MAX_CLIENTS,
+    MAX_COUNT,
+    MAX_TEXT,
     Vector,
     WireError,
     decode_reply,
@@ -67,8 +72,11 @@ def write_orders(
 def read_order(content: RecordDict) -> Order:
     """What `write_orders` wrote, or a `WireError`."""
     facts = _facts(content, "order", header=bytes, clients=list, seconds=float)
-    task = decode_task(facts["header"], _vectors(content, len(content.array_records["vectors"])))
-    return Order(task, _ids(facts["clients"]), facts["seconds"] or None)
+    seconds = facts["seconds"]
+    if not 0 <= seconds < math.inf:  # NaN fails this too
+        raise WireError("an order came with an impossible deadline: it was refused")
+    task = decode_task(facts["header"], _vectors(content))
+    return Order(task, _clients(facts["clients"]), seconds or None)
 
 
 def write_replies(replies: Sequence[Reply]) -> RecordDict:
@@ -90,14 +98,14 @@ def write_replies(replies: Sequence[Reply]) -> RecordDict:
 def read_replies(content: RecordDict) -> list[Reply]:
     """What `write_replies` wrote, or a `WireError`."""
     facts = _facts(content, "replies", headers=list, counts=list)
-    headers, counts = facts["headers"], _ids(facts["counts"])
-    if len(headers) != len(counts):
+    headers, counts, vectors = facts["headers"], _numbers(facts["counts"]), _vectors(content)
+    if len(headers) != len(counts) or len(vectors) != sum(counts):
         raise WireError("a site's message has not as many replies as it says: it was refused")
     if not all(isinstance(header, bytes) for header in headers):
         raise WireError("a site's message has replies that are no bytes: it was refused")
-    vectors = iter(_vectors(content, sum(counts)))
+    rest = iter(vectors)
     return [
-        decode_reply(header, [next(vectors) for _ in range(count)])
+        decode_reply(header, list(islice(rest, count)))
         for header, count in zip(headers, counts, strict=True)
     ]
 
@@ -114,7 +122,7 @@ def read_roll_call(content: RecordDict) -> tuple[str, dict[str, Any]]:
         raise WireError("a roll call came for a run of an impossible name: it was refused")
     try:
         recipe = json.loads(facts["recipe"])
-    except ValueError:
+    except (ValueError, RecursionError):
         recipe = None
     if not isinstance(recipe, dict):
         raise WireError("a roll call came without a readable recipe: it was refused")
@@ -134,10 +142,10 @@ def write_roll(roll: Roll) -> RecordDict:
 def read_roll(content: RecordDict) -> Roll:
     """What `write_roll` wrote, or a `WireError`."""
     facts = _facts(content, "roll", clients=list, sizes=list, objection=str)
-    clients, sizes = _ids(facts["clients"]), _ids(facts["sizes"])
-    if len(set(clients)) != len(sizes):
+    clients, sizes = _clients(facts["clients"]), _numbers(facts["sizes"])
+    if len(clients) != len(sizes) or 0 in sizes:
         raise WireError("a site's list of clients does not fit their sizes: it was refused")
-    return Roll(clients, sizes, facts["objection"][:2000])
+    return Roll(clients, sizes, facts["objection"][:MAX_TEXT])
 
 
 def _arrays(vectors: Sequence[Vector]) -> ArrayRecord:
@@ -149,10 +157,10 @@ def _arrays(vectors: Sequence[Vector]) -> ArrayRecord:
     )
 
 
-def _vectors(content: RecordDict, expected: int) -> list[bytes]:
+def _vectors(content: RecordDict) -> list[bytes]:
     record = content.array_records.get("vectors")
-    if record is None or list(record) != [str(index) for index in range(expected)]:
-        raise WireError(f"a message came without its {expected} vectors: it was refused")
+    if record is None or list(record) != [str(index) for index in range(len(record))]:
+        raise WireError("a message came without its vectors: it was refused")
     if any(array.stype != RAW or array.dtype != "float32" for array in record.values()):
         raise WireError("a message came with arrays of a foreign form: it was refused unread")
     return [array.data for array in record.values()]
@@ -168,7 +176,14 @@ def _facts(content: RecordDict, name: str, **kinds: type) -> dict[str, Any]:
     return facts
 
 
-def _ids(values: list[Any]) -> tuple[int, ...]:
-    if not all(isinstance(value, int) and value >= 0 for value in values):
+def _clients(values: list[Any]) -> tuple[int, ...]:
+    clients = _numbers(values)
+    if len(clients) > MAX_CLIENTS or len(set(clients)) < len(clients):
+        raise WireError("a message came with too many clients, or one twice: it was refused")
+    return clients
+
+
+def _numbers(values: list[Any]) -> tuple[int, ...]:
+    if not all(type(value) is int and 0 <= value < MAX_COUNT for value in values):
         raise WireError("a message came with numbers that are no client ids or counts")
     return tuple(values)

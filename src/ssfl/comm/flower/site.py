@@ -45,7 +45,8 @@ class SiteAnswers:
         self._local, self._recipe, self._keeper = local, recipe, keeper
 
     def __call__(self, message: Message) -> Message:
-        """The answer to a message; what is not understood is refused, not raised."""
+        """The answer to a message. What is not understood is refused; whatever else goes wrong is
+        reported, and the site lives on."""
         try:
             if message.metadata.message_type == "query":
                 return Message(write_roll(self._roll(message)), reply_to=message)
@@ -53,6 +54,10 @@ class SiteAnswers:
         except SSFLError as error:
             log.warning("refused a message: %s", error)
             return Message(Error(ErrorCode.UNKNOWN, str(error)), reply_to=message)
+        except Exception as error:
+            log.exception("could not answer a message")
+            what = f"{type(error).__name__}: {error}"
+            return Message(Error(ErrorCode.UNKNOWN, what), reply_to=message)
 
     def _roll(self, message: Message) -> Roll:
         run, recipe = read_roll_call(message.content)
