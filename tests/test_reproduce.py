@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import ssfl
 from ssfl.commands.reproduce import reproduce as command
 from ssfl.config import load_config
-from ssfl.errors import ConfigError
+from ssfl.errors import CheckpointError, ConfigError
 from ssfl.experiment import Quiet
 from ssfl.locks import claimed
 from ssfl.reproduce import StudyResult, estimate, load_study, reproduce, studies
@@ -29,6 +29,7 @@ from ssfl.reproduce.results import Figure, Partition, Result, Unfinished, load_r
 from ssfl.reproduce.study import protocol_of
 from ssfl.reproduce.synthetic import make_gld23k
 from ssfl.reproduce.watch import Clock, OutOfTime, Plan, Until, Unwatched
+from ssfl.run import Run
 
 SMALL = [
     "data.test_fraction=0.7",
@@ -268,6 +269,37 @@ def test_runs_are_judged_again_when_the_study_judges_otherwise(
     assert len(judged.figures["personal_knn"].clients) == 2
     reproduce(path, watch=again, **common)
     assert not again.judged
+
+
+def test_a_broken_file_of_a_run_is_named_with_what_mends_it(whole: Whole, tmp_path: Path) -> None:
+    shutil.copytree(whole.out / "tiny", tmp_path / "tiny")
+    path = tmp_path / "tiny" / "runs" / "personal-seed0"
+    for name in ("final.json", "facts.json", "evaluation.json"):
+        (path / name).write_text('{"rounds": 2, "clie')
+    with pytest.raises(
+        CheckpointError, match=r"final\.json cannot be read .*: delete it, and `ssfl"
+    ):
+        _ = Run(path).final
+    with pytest.raises(
+        CheckpointError, match=r"facts\.json cannot be read .*: delete it, and `ssfl"
+    ):
+        _ = Run(path).facts
+    with pytest.raises(CheckpointError, match=r"evaluation\.json cannot be read .*ssfl evaluate"):
+        ssfl.evaluate(path, ["knn"])
+    for name in ("final.json", "facts.json", "evaluation.json"):
+        (path / name).unlink()
+    ssfl.resume(path)
+    assert Run(path).final["rounds"] == 2
+    assert Run(path).facts["clients"] == 3
+
+
+def test_a_broken_run_is_no_twin_and_no_hindrance(whole: Whole, tmp_path: Path) -> None:
+    shutil.copytree(whole.out / "tiny", tmp_path / "tiny")
+    (tmp_path / "tiny" / "runs" / "personal-seed0" / "final.json").write_bytes(b"\xff")
+    other, seen = write_study(tmp_path, "other"), Seen()
+    common: dict[str, Any] = {"out": tmp_path, "timing": False, "dry_run": True, "watch": seen}
+    reproduce(other, rounds=2, seeds=1, **common)
+    assert [job.twin is None for job in seen.planned[0].jobs] == [False, True]
 
 
 def test_without_a_global_encoder_the_personal_figures_are_kept(tmp_path: Path) -> None:
