@@ -1,6 +1,7 @@
 """Studies: small ones run to their end, cut off and gone on with; the paper's are sound."""
 
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -17,18 +18,19 @@ from typer.testing import CliRunner
 import ssfl
 from ssfl.commands.reproduce import reproduce as command
 from ssfl.config import load_config
-from ssfl.errors import ConfigError
+from ssfl.errors import CheckpointError, ConfigError
 from ssfl.experiment import Quiet
 from ssfl.locks import claimed
 from ssfl.reproduce import StudyResult, estimate, load_study, reproduce, studies
 from ssfl.reproduce.alike import differences
 from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_duration
 from ssfl.reproduce.jobs import Job
-from ssfl.reproduce.pages import collect, readme
+from ssfl.reproduce.pages import collect, readme, write_pages
 from ssfl.reproduce.results import Figure, Partition, Result, Unfinished, load_result
-from ssfl.reproduce.study import protocol_of
+from ssfl.reproduce.study import protocols
 from ssfl.reproduce.synthetic import make_gld23k
 from ssfl.reproduce.watch import Clock, OutOfTime, Plan, Until, Unwatched
+from ssfl.run import Run
 
 SMALL = [
     "data.test_fraction=0.7",
@@ -270,6 +272,82 @@ def test_runs_are_judged_again_when_the_study_judges_otherwise(
     assert not again.judged
 
 
+def test_runs_of_an_arm_that_left_are_kept_and_come_back_with_it(
+    whole: Whole, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.out / "tiny", tmp_path / "out" / "tiny")
+    path, common = write_study(tmp_path), {"rounds": 2, "out": tmp_path / "out", "timing": False}
+    before = path.read_text()
+    path.write_text(before.replace('name = "plain"', 'name = "simple"'))
+    seen = Seen()
+    found = reproduce(path, seeds=1, watch=seen, **common)  # type: ignore[arg-type]
+    assert not seen.begun  # the former arm's run is of the same configuration
+    assert [(r.arm, r.seed) for r in found.former] == [("plain", 0), ("plain", 1)]
+    assert [(row.arm.name, row.seeds) for row in found.rows()] == [
+        *[("simple", (0,))] * 2,
+        ("personal", (0, 1)),
+    ]
+    page = (tmp_path / "out" / "tiny" / "README.md").read_text()
+    assert "- there too, of arms that have left the study: plain" in page
+    assert "plain" not in (tmp_path / "out" / "tiny" / "results.csv").read_text()
+    collect(tmp_path / "out", tmp_path / "RESULTS.md")
+    path.write_text(before)
+    back = reproduce(path, **common)  # type: ignore[arg-type]
+    assert figures(back) == figures(whole.result)
+    assert [r.arm for r in back.former] == ["simple"]
+
+
+def test_a_folder_with_another_studys_results_is_refused(whole: Whole, tmp_path: Path) -> None:
+    path = write_study(tmp_path)
+    text = path.read_text().replace('"A tiny study"', '"Another"')
+    path.write_text(text)  # its title alone is new: still the same study
+    reproduce(path, rounds=2, out=whole.out, dry_run=True)
+    path.write_text(text.replace('"plain"', '"one"').replace('"personal"', '"other"'))
+    results = (whole.folder / "results.json").read_bytes()
+    told = r"another study \(A tiny study\): choose another --out, or give your file another name"
+    with pytest.raises(ConfigError, match=told):
+        reproduce(path, rounds=2, out=whole.out)
+    assert (whole.folder / "results.json").read_bytes() == results
+
+
+def test_a_seed_or_an_arm_named_twice_is_run_once(whole: Whole, tmp_path: Path) -> None:
+    seen, twice = Seen(), ["plain", "plain"]
+    common: dict[str, Any] = {"out": tmp_path, "timing": False, "dry_run": True, "watch": seen}
+    reproduce(whole.study, rounds=2, seeds=[3, 3], arms=twice, **common)
+    assert [job.name for job in seen.planned[0].jobs] == ["plain-seed3"]
+
+
+def test_a_broken_file_of_a_run_is_named_with_what_mends_it(whole: Whole, tmp_path: Path) -> None:
+    shutil.copytree(whole.out / "tiny", tmp_path / "tiny")
+    path = tmp_path / "tiny" / "runs" / "personal-seed0"
+    for name in ("final.json", "facts.json", "evaluation.json"):
+        (path / name).write_text('{"rounds": 2, "clie')
+    with pytest.raises(
+        CheckpointError, match=r"final\.json cannot be read .*: delete it, and `ssfl"
+    ):
+        _ = Run(path).final
+    with pytest.raises(
+        CheckpointError, match=r"facts\.json cannot be read .*: delete it, and `ssfl"
+    ):
+        _ = Run(path).facts
+    with pytest.raises(CheckpointError, match=r"evaluation\.json cannot be read .*ssfl evaluate"):
+        ssfl.evaluate(path, ["knn"])
+    for name in ("final.json", "facts.json", "evaluation.json"):
+        (path / name).unlink()
+    ssfl.resume(path)
+    assert Run(path).final["rounds"] == 2
+    assert Run(path).facts["clients"] == 3
+
+
+def test_a_broken_run_is_no_twin_and_no_hindrance(whole: Whole, tmp_path: Path) -> None:
+    shutil.copytree(whole.out / "tiny", tmp_path / "tiny")
+    (tmp_path / "tiny" / "runs" / "personal-seed0" / "final.json").write_bytes(b"\xff")
+    other, seen = write_study(tmp_path, "other"), Seen()
+    common: dict[str, Any] = {"out": tmp_path, "timing": False, "dry_run": True, "watch": seen}
+    reproduce(other, rounds=2, seeds=1, **common)
+    assert [job.twin is None for job in seen.planned[0].jobs] == [False, True]
+
+
 def test_without_a_global_encoder_the_personal_figures_are_kept(tmp_path: Path) -> None:
     path = write_study(tmp_path, figures='"personal_linear"')
     path.write_text(path.read_text().replace("per-ssfl", "local-only"))
@@ -331,11 +409,11 @@ def test_a_budget_decides_the_rounds_and_says_so(whole: Whole, tmp_path: Path) -
     settings = ["evaluation.every=0"]
     reproduce(whole.study, seeds=1, budget=20 / 0.9, settings=settings, watch=seen, **common)
     plan = seen.planned[0]
-    assert {job.config.server.rounds for job in plan.jobs} == {10}  # the recipe has no more
+    assert {job.config.server.rounds for job in plan.jobs} == {10}
     assert plan.total() == pytest.approx(20)
     reproduce(whole.study, budget=20, watch=seen, **common)
     assert f"no room for {LEAST_ROUNDS} rounds" in seen.planned[1].notes[0]
-    assert "the paper: 800" in seen.planned[1].notes[0]
+    assert "the study: 800" in seen.planned[1].notes[0]
 
 
 # Time
@@ -433,9 +511,81 @@ def test_runs_of_different_rounds_are_never_averaged(empty: StudyResult, tmp_pat
     assert rows[0].mean == pytest.approx(0.81)
     assert rows[0].std == pytest.approx(statistics.stdev([0.80, 0.81, 0.82]))
     assert found.value("plain", "global_federated_linear") == pytest.approx(0.81)
+    with pytest.raises(KeyError, match="personal_knn of plain was not measured"):
+        found.value("plain", "personal_knn")
     page = readme(found, tmp_path)
     assert "| 0.5000 | −0.2500 | **200**, not 800 |" in page
     assert "| 0.8100 ± 0.0100 | +0.0600 | 800 |" in page
+
+
+def test_what_is_quoted_is_as_the_study_says_now_where_there_is_such_a_row(
+    empty: StudyResult,
+) -> None:
+    judged_then = empty.study.options.model_dump(mode="json") | {"clients": 7}
+    others = [
+        result("plain", 0, 800, 0.1, settings=("local.lr=9.0",)),
+        result("plain", 0, 800, 0.2, options=judged_then),
+        result("plain", 0, 800, 0.3, synthetic=True),
+    ]
+    as_it_says = [result("plain", 0, 5, 0.4), result("plain", 0, 9, 0.5)]
+    found = empty.model_copy(update={"results": [*others, *as_it_says]})
+    assert found.value("plain", "global_federated_linear") == 0.5
+    found = empty.model_copy(update={"results": others[:1]})
+    assert found.value("plain", "global_federated_linear") == 0.1
+
+
+def test_label_free_figures_have_three_digits_whatever_their_size(
+    empty: StudyResult, tmp_path: Path
+) -> None:
+    arms = tuple(
+        arm.model_copy(update={"figures": ("epsilon_share", "effective_rank"), "paper": {}})
+        for arm in empty.study.arms
+    )
+    study = empty.study.model_copy(update={"arms": arms, "baseline": "plain"})
+    values = {"plain": (5.24e-05, 178.6), "personal": (4.0e-05, 1234.5)}
+    runs = [
+        Result(
+            arm=arm,
+            seed=0,
+            rounds=800,
+            figures={
+                "epsilon_share": Figure(value=share, over="features"),
+                "effective_rank": Figure(value=rank, over="features"),
+            },
+        )
+        for arm, (share, rank) in values.items()
+    ]
+    page = readme(empty.model_copy(update={"study": study, "results": runs}), tmp_path)
+    cells = [
+        [c.strip() for c in line.split("|")[3:5]] for line in page.splitlines() if "Θ'" in line
+    ]
+    assert cells == [
+        ["5.24e-05", "–"],
+        ["179", "–"],
+        ["4.00e-05", "−1.24e-05"],
+        ["1234", "+1056"],
+    ]
+
+
+def test_what_was_tried_stands_below_what_was_not_run(empty: StudyResult, tmp_path: Path) -> None:
+    study = empty.study.model_copy(update={"tried": "- twice the rate: no better\n"})
+    found = empty.model_copy(update={"study": study, "results": [result("plain", 0, 5, 0.1)]})
+    page = readme(found, tmp_path)
+    assert "What was tried:\n\n- twice the rate: no better\n\nMade by:" in page
+    assert page.index("| Plain |") < page.index("Not run:") < page.index("What was tried:")
+    assert "What was tried" not in readme(empty, tmp_path)
+
+
+def test_a_page_shows_the_pictures_of_its_own_results_alone(
+    empty: StudyResult, tmp_path: Path
+) -> None:
+    for name in ("against.png", "curves.png", "mine.png"):
+        (tmp_path / name).write_bytes(b"of another day")
+    found = empty.model_copy(update={"results": [result("plain", 0, 5, 0.1)]})
+    write_pages(found, tmp_path)
+    shown = re.findall(r"\((.*?\.png)\)", (tmp_path / "README.md").read_text())
+    assert shown == ["figures.png"]
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["figures.png", "mine.png"]
 
 
 def test_results_of_two_machines_are_put_together(empty: StudyResult) -> None:
@@ -533,6 +683,40 @@ def test_one_page_gathers_all_and_names_what_was_not_run(whole: Whole, tmp_path:
         assert f"## {study.title}" in text
     assert text.count("**Not run**") == len(studies())
     assert "results/tiny/figures.png)" in text
+
+
+def test_two_studies_of_one_name_are_apart_on_the_page_of_all(
+    empty: StudyResult, tmp_path: Path
+) -> None:
+    arms = (empty.study.arms[0].model_copy(update={"name": "other", "label": "Other"}),)
+    study = empty.study.model_copy(update={"title": "Another", "arms": arms})
+    runs = {"a": (empty.study, "plain"), "b": (study, "other")}
+    for folder, (its, arm) in runs.items():
+        figure = {"global_federated_linear": Figure(value=0.5)}
+        made = [Result(arm=arm, seed=0, rounds=5, figures=figure)]
+        StudyResult(name="rates", study=its, results=made).save(tmp_path / folder)
+    found = collect(tmp_path, tmp_path / "RESULTS.md")
+    assert [(one.name, one.study.title) for one in found] == [
+        ("rates", "A tiny study"),
+        ("rates", "Another"),
+    ]
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert text.index("## A tiny study") < text.index("| Plain |") < text.index("## Another")
+    assert text.index("## Another") < text.index("| Other |")
+    assert text.count("**Not run**") == len(studies())
+
+
+def test_the_page_of_all_has_the_packages_studies_as_they_are_now(tmp_path: Path) -> None:
+    study = studies()["table1"]
+    then = study.model_copy(update={"note": "As it was."})
+    figure = {"global_knn": Figure(value=0.5)}
+    made = [Result(arm=study.arms[0].name, seed=0, rounds=5, figures=figure)]
+    StudyResult(name="table1", study=then, results=made).save(tmp_path / "table1")
+    collect(tmp_path, tmp_path / "RESULTS.md")
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert "As it was." not in text
+    assert study.note in text
+    assert "| 0.5000 |" in text
 
 
 def test_results_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -674,9 +858,9 @@ def test_every_arm_is_a_valid_configuration_with_known_figures(name: str) -> Non
     for arm in study.arms:
         config = study.config(arm, name="x", seed=1, rounds=7)
         assert (config.seed, config.server.rounds) == (1, 7)
-        assert study.config(arm, name="x", seed=0, rounds=None).server.rounds == study.rounds
-        for figure in study.figures_of(arm):
-            assert protocol_of(figure, study.options)
+        usual = study.config(arm, name="x", seed=0, rounds=None).server.rounds
+        assert usual == study.rounds or study.pictures_only
+        assert set(study.figures_of(arm)) <= set(protocols(study.options))
 
 
 def test_settings_of_a_study_hold_for_every_arm_but_where_it_says_otherwise(tmp_path: Path) -> None:
@@ -690,6 +874,76 @@ def test_settings_of_a_study_hold_for_every_arm_but_where_it_says_otherwise(tmp_
     study = load_study(path)[1]
     found = [study.config(arm, name="x", seed=0, rounds=1).local for arm in study.arms]
     assert [(local.lr, local.batch) for local in found] == [(0.5, 7), (0.1, 7)]
+
+
+def own_study(folder: Path, *, head: str = "", arm: str = "", name: str = "own") -> Path:
+    """A study of one's own that says as little as it may."""
+    path = folder / f"{name}.toml"
+    path.write_text(
+        f'title = "Own"\nrepeats = "nothing"\nfigures = ["global_knn"]\n{head}\n'
+        f'[[arms]]\nname = "one"\nlabel = "One"\nrecipe = "digits"\n{arm}\n'
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("head", "arm", "rounds"),
+    [
+        ("", "", load_config("digits").server.rounds),
+        ("rounds = 2", "", 2),
+        ("rounds = 2", 'settings = ["server.rounds=3"]', 3),
+    ],
+)
+def test_a_study_runs_the_rounds_it_names_or_its_recipes(
+    tmp_path: Path, head: str, arm: str, rounds: int
+) -> None:
+    path, seen = own_study(tmp_path, head=head, arm=arm), Seen()
+    reproduce(path, out=tmp_path, timing=False, dry_run=True, watch=seen)
+    assert [job.config.server.rounds for job in seen.planned[0].jobs] == [rounds]
+
+
+def test_a_study_without_the_papers_figures_or_rounds_is_not_measured_by_them(
+    tmp_path: Path,
+) -> None:
+    study = load_study(own_study(tmp_path))[1]
+    runs = [Result(arm="one", seed=0, rounds=5, figures={"global_knn": Figure(value=0.5)})]
+    page = readme(StudyResult(name="own", study=study, results=runs), tmp_path)
+    assert "| One | kNN (Θ) | 0.5000 | 5 | 1 |" in page
+    assert "paper" not in page
+    assert "800" not in page
+
+
+def test_a_study_of_ones_own_may_not_have_the_name_of_one_of_the_packages(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rates\.toml has the name of .* another name"):
+        load_study(own_study(tmp_path, name="rates"))
+
+
+def test_a_study_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_bytes('title = "Größe"'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"own\.toml cannot be read: .*utf-8"):
+        load_study(path)
+
+
+@pytest.mark.parametrize(
+    ("where", "known"),
+    [
+        ({"head": "round = 2"}, r"round: known here are title, .*, rounds, "),
+        ({"arm": 'recipes = "x"'}, r"arms\.0\.recipes: known here are name, label, recipe, "),
+        ({"arm": "[options.linear]\nsteps = 2"}, r"options\.linear\.steps: known .*, iterations"),
+        (
+            {"arm": '[axis]\nlabel = "x"\n[[axis.lines]]\nlabl = "y"'},
+            r"axis\.lines\.0\.labl: known here are label, points$",
+        ),
+    ],
+)
+def test_an_unknown_key_of_a_study_is_told_with_those_that_are_known(
+    tmp_path: Path, where: dict[str, str], known: str
+) -> None:
+    path = own_study(tmp_path, **where)
+    with pytest.raises(ConfigError) as caught:
+        load_study(path)
+    assert re.search(f"study own: .*unknown key {known}", str(caught.value))
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -777,7 +1031,8 @@ def test_supervised_clients_have_the_labels_that_the_classifier_on_ssfl_gets(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (('"personal_knn"', '"personal_knm"'), "unknown figure 'personal_knm'"),
+        (('"personal_knn"', '"personal_knm"'), "unknown figure 'personal_knm' .*personal_knn"),
+        (('"personal_knn"', '"personal_finetune_1pct"'), "unknown .*global_finetune_1pct"),
         (('name = "plain"', 'name = "personal"'), "two arms have the same name"),
         (("{ global_federated_linear", "{ global_knn"), "a paper value of no figure: global_knn"),
         (("repeats =", "repeat ="), "repeats: Field required"),
@@ -824,8 +1079,19 @@ def test_without_gld23k_made_up_images_stand_in_and_it_is_said(
     seen = Seen()
     reproduce("table3", rounds=1, seeds=1, timing=False, dry_run=True, watch=seen)
     assert "not to be compared with the paper's" in seen.planned[0].notes[0]
+    assert "GLD-23K is not there" in seen.planned[0].notes[0]
     assert all(job.synthetic for job in seen.planned[0].jobs)
     assert (tmp_path / "results/table3/runs/synthetic-gld23k/images").is_dir()
+
+
+def test_made_up_images_that_were_asked_for_are_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssfl.reproduce.synthetic.SIZES", (100,))
+    seen = Seen()
+    common: dict[str, Any] = {"timing": False, "dry_run": True, "watch": seen}
+    reproduce("table3", rounds=1, seeds=1, out=tmp_path, synthetic_data=True, **common)
+    assert seen.planned[0].notes[0].startswith("as asked: a small set of made-up images")
 
 
 def test_made_up_images_stand_in_for_gld23k_and_for_nothing_else(
@@ -865,6 +1131,17 @@ def test_partitions_are_drawn_without_training(tmp_path: Path) -> None:
     assert "**Skewed**" in page
 
 
+def test_a_dry_run_draws_nothing_and_what_is_for_training_is_refused(tmp_path: Path) -> None:
+    asked = ["partition", "--out", str(tmp_path / "out"), "--dry-run"]
+    done = CliRunner().invoke(app(), asked, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert f"4 partitions would be drawn to {tmp_path / 'out' / 'partition'}" in done.output
+    assert not (tmp_path / "out").exists()
+    for more in (["--rounds", "3"], ["--seeds", "2"], ["--budget", "1min"]):
+        refused = CliRunner().invoke(app(), [*asked, *more])
+        assert "leave out --rounds, --seeds and --budget" in str(refused.exception)
+
+
 # The command
 
 
@@ -883,12 +1160,44 @@ def test_the_command_lists_all_studies() -> None:
         )
 
 
-def test_the_command_shows_a_finished_study(whole: Whole) -> None:
-    arguments = [str(whole.study), "--rounds", "2", "--out", str(whole.out)]
+def test_the_command_shows_the_table_of_a_finished_studys_page(
+    whole: Whole, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.out / "tiny", tmp_path / "out" / "tiny")
+    path = write_study(tmp_path)
+    path.write_text(path.read_text().replace("seeds = 2", 'seeds = 2\nbaseline = "plain"'))
+    arguments = [str(path), "--rounds", "2", "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(app(), arguments, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
-    assert "the paper: 800 rounds" in done.output
     assert done.output.count("done") >= 4
+    lines = (tmp_path / "out" / "tiny" / "README.md").read_text().splitlines()
+    table = [line for line in lines if line.startswith("| ") and "---" not in line]
+    assert len(table) == 1 + 3
+    assert "against Plain" in table[0]
+    assert "**2**, not 800" in table[1]
+    for line in table:
+        cells = (re.escape(cell.strip()) for cell in line.replace("*", "").split("|"))
+        assert re.search(r"\s+".join(filter(None, cells)), done.output)
+
+
+def test_the_command_fails_where_a_run_has_failed_and_only_there(tmp_path: Path) -> None:
+    path, text = write_study(tmp_path), "algorithm.name=per-ssfl"
+    path.write_text(path.read_text().replace(text, f'{text}", "local.lr=1e30'))
+    arguments = [str(path), "--rounds", "1", "--seeds", "1", "--out", str(tmp_path), "--no-timing"]
+    spent = CliRunner().invoke(app(), [*arguments, "--arm", "plain", "--budget", "0.001s"])
+    assert spent.exit_code == 0, spent.output
+    assert "the budget was spent" in spent.output
+    failed = CliRunner().invoke(app(), [*arguments, "--arm", "personal"])
+    assert failed.exit_code == 1, failed.output
+    assert "personal-seed0: round 0: only 0 of 3 clients replied" in failed.output
+    fine = CliRunner().invoke(app(), [*arguments, "--arm", "plain"])
+    assert fine.exit_code == 0, fine.output
+
+
+def test_the_command_counts_what_it_gathered(whole: Whole, tmp_path: Path) -> None:
+    asked = ["--collect", str(whole.folder), "-o", str(tmp_path / "page.md")]
+    done = CliRunner().invoke(app(), asked, env={"COLUMNS": "200"})
+    assert done.output.startswith("1 study: ")
 
 
 def test_the_command_asks_for_one_thing_at_a_time() -> None:

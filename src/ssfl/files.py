@@ -3,8 +3,10 @@
 Everything a run must find again is written to a temporary name, flushed to the disk, then renamed.
 """
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -34,6 +36,14 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_text(path: Path, content: str) -> None:
     """Replace `path` by `content`, atomically."""
     write_bytes(path, content.encode())
+
+
+def read_json(path: Path, mend: str) -> Any:
+    """What a JSON file of a run holds; where it is broken, `mend` says what to do."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}): {mend}") from None
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> None:

@@ -21,7 +21,7 @@ from ssfl.encoder import Encoder
 from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint
 from ssfl.federation.store import StateStore
-from ssfl.files import write_text
+from ssfl.files import read_json, write_text
 from ssfl.locks import claimed
 from ssfl.models.backbones import build_backbone
 from ssfl.models.flat import FlatModel
@@ -83,7 +83,7 @@ class Run:
     def final(self) -> dict[str, Any]:
         """The figures at the end, or so far."""
         path = self.path / "final.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        return read_json(path, self._mend) if path.exists() else {}
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -91,7 +91,11 @@ class Run:
         path = self.path / "facts.json"
         if not path.exists():
             raise ConfigError(f"{self.path} has not been trained yet: it has no facts.json")
-        return json.loads(path.read_text())  # type: ignore[no-any-return]
+        return read_json(path, self._mend)  # type: ignore[no-any-return]
+
+    @property
+    def _mend(self) -> str:
+        return f"delete it, and `ssfl train --resume {self.path}` writes it anew"
 
     @property
     def clients(self) -> Sequence[int]:

@@ -19,7 +19,7 @@ def reproduce(
         str | None, typer.Argument(help="A study's name (see --list), or the path of a .toml file.")
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Rounds of every run (default: the paper's).")
+        int | None, typer.Option(help="Rounds of every run (default: the study's).")
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(help="How many seeds (3), or which (0,1,2). Default: the study's.")
@@ -59,7 +59,7 @@ def reproduce(
     """Repeat an experiment of the paper: train, judge, and put our figures beside the paper's.
 
     Says what it will run and how long that takes here, goes on where it was stopped, and writes
-    OUT/STUDY: results.json, results.csv, pictures and README.md.
+    OUT/STUDY: results.json, results.csv, pictures and README.md. Exits with 1 where a run failed.
 
     Example: ssfl reproduce table2 --rounds 200 --seeds 3
     """
@@ -78,9 +78,11 @@ def reproduce(
         return
     if collect is not None:
         found = gather(collect, page)
-        console.print(f"{len(found)} studies: {page}", highlight=False, soft_wrap=True)
+        count = "1 study" if len(found) == 1 else f"{len(found)} studies"
+        console.print(f"{count}: {page}", highlight=False, soft_wrap=True)
         return
     assert study is not None
+    terminal = Terminal()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         result = run_study(
@@ -94,7 +96,7 @@ def reproduce(
             synthetic_data=synthetic,
             timing=timing,
             dry_run=dry_run,
-            watch=Terminal(),
+            watch=terminal,
         )
     except KeyboardInterrupt:
         errors.print("stopped; what was done is saved: the same command goes on with it")
@@ -102,6 +104,8 @@ def reproduce(
     if not dry_run:
         _show(result)
         console.print(f"all of it: {out / result.name}", highlight=False, soft_wrap=True)
+    if terminal.failures:
+        raise typer.Exit(1)
 
 
 def _seeds(text: str | None) -> int | list[int] | None:
@@ -135,36 +139,23 @@ def _list() -> None:
 
 def _show(result: "StudyResult") -> None:
     """The study's table, as in its README.md."""
-    from rich.table import Table
+    from rich.markdown import Markdown
 
     from ssfl.commands.console import console
-    from ssfl.reproduce.study import figure_title
+    from ssfl.reproduce.pages import table
 
-    table = Table(title=result.study.title, title_justify="left", title_style="bold", box=None)
-    for head in ("", "figure", "paper", "ours", "difference", "rounds", "seeds"):
-        table.add_column(head, justify="left" if head in ("", "figure") else "right")
-    for row in result.rows():
-        spread = "" if row.std is None else f" ± {row.std:.4f}"
-        more = [*row.beyond, *["synthetic"] * row.synthetic]
-        table.add_row(
-            row.arm.label + (f" ({', '.join(more)})" if more else ""),
-            figure_title(row.figure),
-            "" if row.paper is None else f"{row.paper:.4f}",
-            f"{row.mean:.4f}{spread}",
-            "" if row.difference is None else f"{row.difference:+.4f}",
-            str(row.rounds) + ("" if row.rounds == result.study.rounds else " (!)"),
-            str(len(row.seeds)),
-        )
-    if table.row_count:
-        console.print(table)
-    if any(row.rounds != result.study.rounds for row in result.rows()):
-        console.print(f"(!) the paper: {result.study.rounds} rounds", highlight=False)
+    if rows := result.rows():
+        console.print(f"[bold]{result.study.title}[/]", highlight=False)
+        console.print(Markdown(table(rows, result.study)))
     for one in result.unfinished:
         console.print(f"[yellow]not done:[/] {one.arm}, {one.which}: {one.why}", highlight=False)
 
 
 class Terminal:
     """Shows a study as it goes: the plan, a bar for its runs, and each run's own bars."""
+
+    failures = 0
+    """Runs that failed."""
 
     def timing(self, label: str, place: int, total: int) -> None:
         from ssfl.commands.console import errors
@@ -203,8 +194,10 @@ class Terminal:
         if total is not None and plan.unfinished():
             partial = any(timing.partial for timing in plan.timings.values())
             about = "at least" if partial else "about"
+            left = len(plan.unfinished())
             console.print(
-                f"{len(plan.unfinished())} runs, {about} {duration(total)} on this device"
+                f"{'1 run' if left == 1 else f'{left} runs'}, {about} {duration(total)} on this "
+                "device"
                 + (" (rounds extrapolated from a few clients; evaluations not timed)" * partial),
                 highlight=False,
             )
@@ -220,6 +213,10 @@ class Terminal:
 
         with bars() as progress:
             yield watcher(progress)
+
+    def failed(self, job: "Job", why: str) -> None:
+        self.failures += 1
+        self.say(f"{job.name}: {why}")
 
     def say(self, text: str) -> None:
         from ssfl.commands.console import console

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ssfl.errors import CheckpointError
 from ssfl.evaluation.summary import summarise
-from ssfl.files import write_text
+from ssfl.files import read_json, write_text
 
 GROUPS = {
     "images": "The shared encoder, on all test images",
@@ -121,7 +121,7 @@ def load_evaluation(path: Path) -> Evaluation | None:
     """What `save` wrote, or None where there is nothing yet."""
     if not path.exists():
         return None
-    raw = json.loads(path.read_text())
+    raw = read_json(path, "delete it, and run `ssfl evaluate` again")
     if raw.pop("version", None) != 1:
         raise CheckpointError(f"{path} is of another version: run `ssfl evaluate` again")
     scores = [

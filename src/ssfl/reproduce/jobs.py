@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ssfl.config import Config, load_config
-from ssfl.errors import ConfigError
+from ssfl.errors import CheckpointError, ConfigError
 from ssfl.federation.checkpoint import latest_checkpoint
 from ssfl.reproduce.alike import differences
 from ssfl.reproduce.study import Arm, Study
@@ -127,10 +127,11 @@ def _with_twin(job: Job, there: dict[Path, Config]) -> Job:
 
 
 def _runs_below(out: Path) -> dict[Path, Config]:
-    """Finished runs of all studies; one that cannot be read (of another version) is not ours."""
+    """Finished runs of all studies; one that cannot be read (of another version, or broken) is
+    not ours."""
     found = {}
     for path in sorted(out.glob("*/runs/*/config.toml")):
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(ConfigError, CheckpointError):
             config = load_config(path)
             saved = any((path.parent / "checkpoints").glob("round-*"))
             if saved and finished(path.parent, config.server.rounds):

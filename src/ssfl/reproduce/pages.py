@@ -3,12 +3,16 @@
 A figure is never put beside another of other rounds without saying so: rounds have a column.
 """
 
+import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssfl.errors import DataError
 from ssfl.files import write_text
 from ssfl.report.words import duration
+from ssfl.reproduce.library import studies
+from ssfl.reproduce.pictures import PICTURES, draw
 from ssfl.reproduce.results import (
     Partition,
     Result,
@@ -17,7 +21,7 @@ from ssfl.reproduce.results import (
     common_settings,
     load_result,
 )
-from ssfl.reproduce.study import HEALTH, Study, figure_title, studies
+from ssfl.reproduce.study import HEALTH, Study, figure_title
 
 _NONE = "–"
 
@@ -26,8 +30,6 @@ def write_pages(found: StudyResult, folder: Path, *, pictures: bool = True) -> N
     """results.json, results.csv, README.md and the pictures of a study."""
     found.save(folder)
     if pictures:
-        from ssfl.reproduce.pictures import draw
-
         draw(found, folder)
     write_text(folder / "README.md", readme(found, folder))
 
@@ -73,16 +75,19 @@ def _body(found: StudyResult, folder: Path, prefix: str) -> list[str]:
             f"**{study.arm(arm).label}**: {sum(sizes):,} training images{where} over "
             f"{len(sizes)} clients, from {min(sizes):,} to {max(sizes):,} each."
         )
-        parts += _pictures(folder / arm, f"{prefix}{arm}/")
-    parts += _pictures(folder, prefix)
+        names = [*["partition_labels.png"] * bool(part.counts), "partition_samples.png"]
+        parts += _pictures(folder / arm, names, f"{prefix}{arm}/")
+    parts += _pictures(folder, PICTURES, prefix)
     parts += _left(found)
+    if study.tried:
+        parts.append(f"What was tried:\n\n{study.tried.strip()}")
     if found.results or found.partitions:
         parts.append(_making(found, f"{prefix}results.json"))
     return parts
 
 
-def _pictures(folder: Path, prefix: str) -> list[str]:
-    paths = sorted(folder.glob("*.png"), key=lambda path: (path.stem != "figures", path.stem))
+def _pictures(folder: Path, names: Sequence[str], prefix: str) -> list[str]:
+    paths = [folder / name for name in names if (folder / name).is_file()]
     return [f"![{path.stem.replace('_', ' ')}]({prefix}{path.name})" for path in paths]
 
 
@@ -120,24 +125,27 @@ def _ours(row: Row) -> str:
     return text if row.std is None else f"{text} ± {_number(row.std, row.figure)}"
 
 
-def _rounds(row: Row, paper: int) -> str:
-    """Plain where they are the paper's; else against what."""
-    if row.rounds == paper:
+def _rounds(row: Row, wanted: int | None) -> str:
+    """Plain where they are the study's; else against the paper's, where there is a figure of it."""
+    if wanted in (None, row.rounds):
         return f"{row.rounds}"
-    return f"**{row.rounds}**, not {paper}" if row.paper is not None else f"**{row.rounds}**"
+    return f"**{row.rounds}**, not {wanted}" if row.paper is not None else f"**{row.rounds}**"
 
 
 def _number(value: float | None, figure: str) -> str:
+    """Accuracies to four places; label-free figures, of any size, to three digits."""
     if value is None:
         return _NONE
-    return f"{value:.2f}" if figure in HEALTH else f"{value:.4f}"
+    if figure not in HEALTH:
+        return f"{value:.4f}"
+    whole = abs(value) >= 99.95  # which three digits round to 100
+    return f"{value:.0f}" if whole else f"{value:#.3g}"
 
 
 def _signed(value: float | None, figure: str) -> str:
     if value is None:
         return _NONE
-    text = f"{value:+.2f}" if figure in HEALTH else f"{value:+.4f}"
-    return text.replace("-", "−")
+    return ("−" if value < 0 else "+") + _number(abs(value), figure)
 
 
 def _left(found: StudyResult) -> list[str]:
@@ -169,6 +177,8 @@ def _making(found: StudyResult, where: str) -> str:
     figures = "every figure, with seed, seconds and per-client values"
     what = figures if found.results else "the same in numbers"
     lines.append(f"- {what}: [{where}]({where})")
+    if gone := ", ".join(dict.fromkeys(result.arm for result in found.former)):
+        lines.append(f"- there too, of arms that have left the study: {gone}")
     return "Made by:\n\n" + "\n".join(lines)
 
 
@@ -178,14 +188,22 @@ def _program(made: Result | Partition) -> str:
 
 
 def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:
-    """One page of all results.json below `folder`; what was not run is listed as not run."""
+    """One page of all results.json below `folder`; what was not run is listed as not run.
+
+    The package's studies are as they are now, others as in the first of their files.
+    """
     folder, out = Path(folder), Path(out)
     there = [(path, found) for path in _below(folder) if (found := load_result(path))]
     if not there:
         raise DataError(f"there is no results.json below {folder}: run `ssfl reproduce NAME` first")
-    known = studies()
-    for _, found in there:
-        known.setdefault(found.name, found.study)
+    chapters = [_Chapter(StudyResult(name=name, study=study)) for name, study in studies().items()]
+    for path, found in there:
+        chapter = next((chapter for chapter in chapters if chapter.is_of(found)), None)
+        if chapter is None:
+            chapter = _Chapter(StudyResult(name=found.name, study=found.study))
+            chapters.append(chapter)
+        chapter.whole = chapter.whole.joined(found)
+        chapter.paths.append(path)
     parts = [
         "# Results",
         "What `ssfl reproduce` found, beside the paper's figures. Every figure comes from a "
@@ -193,24 +211,32 @@ def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:
         "seconds it was made. Figures are of the last round; a row whose rounds are not the "
         "paper's says so.",
     ]
-    gathered = []
-    for name, study in known.items():
-        parts.append(f"## {study.title}")
-        ours = [(path, found) for path, found in there if found.name == name]
-        if not ours:
-            arms = ", ".join(arm.label for arm in study.arms)
-            parts.append(f"Repeats {study.repeats}. **Not run** ({arms}).")
-            continue
-        (path, whole), *others = ours
-        for _, other in others:
-            whole = whole.joined(other)
-        gathered.append(whole)
-        parts += _body(whole, path.parent, _link(path.parent, out.parent))
-        for other_path, _ in others:
-            link = _link(other_path.parent, out.parent)
-            parts.append(f"Also from [{link}results.json]({link}results.json).")
+    for chapter in chapters:
+        parts += chapter.parts(out.parent)
     write_text(out, "\n\n".join(parts) + "\n")
-    return gathered
+    return [chapter.whole for chapter in chapters if chapter.paths]
+
+
+@dataclass
+class _Chapter:
+    """A study on the page of all of them, and where its results lie."""
+
+    whole: StudyResult
+    paths: list[Path] = field(default_factory=list)
+
+    def is_of(self, found: StudyResult) -> bool:
+        return self.whole.name == found.name and self.whole.study.akin(found.study)
+
+    def parts(self, start: Path) -> list[str]:
+        study = self.whole.study
+        head = f"## {study.title}"
+        if not self.paths:
+            arms = ", ".join(arm.label for arm in study.arms)
+            return [head, f"Repeats {study.repeats}. **Not run** ({arms})."]
+        first, *others = (path.parent for path in self.paths)
+        links = [_link(folder, start) for folder in others]
+        also = [f"Also from [{link}results.json]({link}results.json)." for link in links]
+        return [head, *_body(self.whole, first, _link(first, start)), *also]
 
 
 def _below(folder: Path) -> Iterable[Path]:
@@ -219,7 +245,5 @@ def _below(folder: Path) -> Iterable[Path]:
 
 
 def _link(target: Path, start: Path) -> str:
-    import os
-
     relative = os.path.relpath(target, start)
     return "" if relative == "." else f"{Path(relative).as_posix()}/"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.data.pictures import INK, STYLE
-from ssfl.reproduce.results import Result, Row, StudyResult, common_settings
+from ssfl.reproduce.results import Result, Row, StudyResult, common_settings, quoted
 from ssfl.reproduce.study import HEALTH, Axis, Study, figure_title
 
 COLOURS = (
@@ -25,23 +25,23 @@ COLOURS = (
     "#e39a7b",
 )
 FAINT = "#8795a1"
+PICTURES = ("figures.png", "against.png", "curves.png")
+"""All that there may be, as a page shows them."""
 
 
-def draw(found: StudyResult, folder: Path) -> list[Path]:
-    """Whatever pictures the results are good for."""
-    paths, rows = [], found.rows()
+def draw(found: StudyResult, folder: Path) -> None:
+    """Whatever pictures the results are good for, in the place of those that were there."""
+    for name in PICTURES:
+        (folder / name).unlink(missing_ok=True)
+    rows = found.rows()
     common = common_settings(rows)
     if any(len(r.curve.get("round", ())) > 1 for r in found.results):
-        paths.append(folder / "curves.png")
-        _curves(found, common, paths[-1])
+        _curves(found, common, folder / "curves.png")
     rows = [row for row in rows if row.figure not in HEALTH]
     if rows:
-        paths.append(folder / "figures.png")
-        _figures(rows, found.study, common, paths[-1])
+        _figures(rows, found.study, common, folder / "figures.png")
     if found.study.axis is not None and rows:
-        paths.append(folder / "against.png")
-        _against(found.study.axis, rows, found.study.title, paths[-1])
-    return paths
+        _against(found.study.axis, rows, found.study.title, folder / "against.png")
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def _figures(rows: Sequence[Row], study: Study, common: Sequence[str], path: Pat
         _keys(axes, names, any(row.paper is not None for row in rows), study.rounds)
 
 
-def _keys(axes: Any, names: Sequence[str], paper: bool, rounds: int) -> None:
+def _keys(axes: Any, names: Sequence[str], paper: bool, rounds: int | None) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
@@ -179,7 +179,7 @@ def _keys(axes: Any, names: Sequence[str], paper: bool, rounds: int) -> None:
         handles.append(
             Line2D([], [], marker="D", linestyle="", markerfacecolor="white", markeredgecolor=INK)
         )
-        labels.append(f"the paper ({rounds} rounds)")
+        labels.append("the paper" if rounds is None else f"the paper ({rounds} rounds)")
     axes.figure.legend(
         handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9
     )
@@ -193,10 +193,8 @@ def _row_label(row: Row, common: Sequence[str], with_rounds: bool) -> str:
 
 
 def _against(axis: Axis, rows: Sequence[Row], title: str, path: Path) -> None:
-    """Lines over the quantity that arms differ in; of each arm, the run with the most rounds."""
-    best: dict[tuple[str, str], Row] = {}
-    for row in rows:
-        best.setdefault((row.arm.name, row.figure), row)
+    """Lines over the quantity that arms differ in; of each arm, the row to quote."""
+    best = quoted(rows)
     with _axes(path, 7.5, 4.8) as axes:
         ticks = set()
         for index, line in enumerate(axis.lines):

@@ -197,6 +197,8 @@ class StudyResult(Section):
     name: str
     study: Study
     results: list[Result] = Field(default_factory=list)
+    former: list[Result] = Field(default_factory=list)
+    """Of arms that have left the study: kept, for they may come back, and not shown."""
     partitions: dict[str, Partition] = Field(default_factory=dict)
     unfinished: list[Unfinished] = Field(default_factory=list)
 
@@ -284,18 +286,23 @@ class StudyResult(Section):
         return [arm for arm in self.study.arms if arm.name not in there]
 
     def value(self, arm: str, figure: str) -> float:
-        """A figure's mean over seeds, of the run with the most rounds."""
-        for row in self.rows():
-            if row.arm.name == arm and row.figure == figure:
-                return row.mean
-        raise KeyError(f"{figure} of {arm} was not measured")
+        """A figure's mean over seeds, in the row to quote."""
+        found = quoted(self.rows()).get((arm, figure))
+        if found is None:
+            raise KeyError(f"{figure} of {arm} was not measured")
+        return found.mean
 
     def joined(self, other: "StudyResult") -> "StudyResult":
-        """With what another machine found; what both have is taken from here."""
-        mine, arms = {r.key for r in self.results}, {arm.name for arm in self.study.arms}
-        more = [r for r in other.results if r.key not in mine and r.arm in arms]
+        """With what another machine found, or this one before; what both have is taken from here.
+
+        No run is lost, whatever became of its arm; a partition is drawn again at once.
+        """
+        arms = {arm.name for arm in self.study.arms}
+        known: dict[Any, Result] = {}
+        for result in (*self.results, *self.former, *other.results, *other.former):
+            known.setdefault(result.key, result)
+        results = sorted((r for r in known.values() if r.arm in arms), key=self._order)
         parts = {name: p for name, p in other.partitions.items() if name in arms}
-        results = sorted([*self.results, *more], key=self._order)
         there = [r for r in results if not self.outdated(r)]
         theirs = [u for u in other.unfinished if u.arm in arms]
         theirs = [u for u in theirs if not any(u.is_of(ours) for ours in self.unfinished)]
@@ -303,6 +310,7 @@ class StudyResult(Section):
         return self.model_copy(
             update={
                 "results": results,
+                "former": [r for r in known.values() if r.arm not in arms],
                 "partitions": parts | self.partitions,
                 "unfinished": left,
             }
@@ -339,7 +347,7 @@ class StudyResult(Section):
                         "std_over_clients": figure.std,
                         "weighted_mean": figure.weighted_mean,
                         "paper": arm.paper.get(name),
-                        "paper_rounds": self.study.rounds,
+                        "study_rounds": self.study.rounds,
                         "seconds": round(result.seconds, 1),
                         "device": result.device,
                         "commit": result.commit,
@@ -357,6 +365,15 @@ class StudyResult(Section):
         writer.writeheader()
         writer.writerows(lines)
         return text.getvalue()
+
+
+def quoted(rows: Iterable[Row]) -> dict[tuple[str, str], Row]:
+    """The row that speaks for each arm and figure: one that is as the study says now, on real
+    images, before all others; then the one of most rounds."""
+    found: dict[tuple[str, str], Row] = {}
+    for row in sorted(rows, key=lambda row: (bool(row.beyond), row.synthetic, -row.rounds)):
+        found.setdefault((row.arm.name, row.figure), row)
+    return found
 
 
 def common_settings(rows: Sequence[Row]) -> tuple[str, ...]:

@@ -1,22 +1,16 @@
 """A study is data: a result of the paper, and the arms that repeat it.
 
 An arm is a recipe with settings on top, the figures that count (by the names of `ssfl evaluate`),
-and what the paper reports for them. The studies are the TOML files in `ssfl/studies`; a file of
-one's own is given by its path.
+and what the paper reports for them.
 """
 
-import re
-import tomllib
-from importlib import resources
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ssfl.config import Config, load_config
 from ssfl.errors import ConfigError
 from ssfl.protocols.judge import ProtocolOptions
-from ssfl.protocols.scores import TITLES
 from ssfl.protocols.scores import title as score_title
 from ssfl.section import Section
 
@@ -40,23 +34,20 @@ _PROTOCOLS = {
     "personal_linear_global": "linear",
     "personal_naive_federated_linear": "naive-federated-linear",
 }
-_SEMI = re.compile(r"(global|personal)_(linear|finetune)_([\d.]+)pct")
 _WHO = {"global": "Θ", "personal": "personal"}
 _CURVE_POINTS = 10
 
 
-def protocol_of(figure: str, options: ProtocolOptions) -> str | None:
-    """The protocol that measures a figure under these options; None for an unknown one."""
-    if figure in HEALTH:
-        return "health"
-    if figure in TITLES:
-        return _PROTOCOLS.get(figure)
-    found = _SEMI.fullmatch(figure)
-    if found is None or found[3] not in {f"{100 * share:g}" for share in options.fractions}:
-        return None
-    if found[1] == "personal" and found[2] == "finetune" and not options.finetune_clients:
-        return None
-    return f"semi-{found[2]}"
+def protocols(options: ProtocolOptions) -> dict[str, str]:
+    """All figures that may count under these options, each with the protocol that measures it."""
+    semi = {
+        f"{who}_{how}_{100 * share:g}pct": f"semi-{how}"
+        for who in _WHO
+        for how in ("linear", "finetune")
+        for share in options.fractions
+        if options.finetune_clients or (who, how) != ("personal", "finetune")
+    }
+    return {**_PROTOCOLS, **semi, **dict.fromkeys(HEALTH, "health")}
 
 
 def figure_title(figure: str) -> str:
@@ -117,8 +108,10 @@ class Study(Section):
     """What the paper says, where it gives no figures."""
     note: str = ""
     """What a reader should know of how it is repeated."""
-    rounds: int = Field(800, ge=1)
-    """Rounds in the paper."""
+    tried: str = ""
+    """What was tried beside it and what came of it, in Markdown."""
+    rounds: int | None = Field(None, ge=1)
+    """Rounds of its runs, the paper's where it repeats one; the recipes' where not given."""
     seeds: int = Field(1, ge=1)
     """Seeds that are run unless told otherwise."""
     figures: tuple[str, ...] = ()
@@ -138,7 +131,7 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _holds_together(self) -> "Study":
-        names = [arm.name for arm in self.arms]
+        names, known = [arm.name for arm in self.arms], protocols(self.options)
         if len(set(names)) < len(names):
             raise ValueError("two arms have the same name")
         for arm in self.arms:
@@ -146,8 +139,10 @@ class Study(Section):
             if not figures and not self.pictures_only:
                 raise ValueError(f"arm {arm.name} has no figures")
             for figure in figures:
-                if protocol_of(figure, self.options) is None:
-                    raise ValueError(f"arm {arm.name}: unknown figure '{figure}'")
+                if figure not in known:
+                    raise ValueError(
+                        f"arm {arm.name}: unknown figure '{figure}' (known: {', '.join(known)})"
+                    )
             if foreign := set(arm.paper) - set(figures):
                 raise ValueError(f"arm {arm.name} has a paper value of no figure: {foreign.pop()}")
             if self.sort and self.sort not in figures:
@@ -169,19 +164,26 @@ class Study(Section):
         known = ", ".join(arm.name for arm in self.arms)
         raise ConfigError(f"there is no arm '{name}' in this study: choose among {known}")
 
+    def akin(self, other: "Study") -> bool:
+        """The same study as it is now and was before: its title or some of its arms remain."""
+        arms = {arm.name for arm in self.arms}
+        return self.title == other.title or any(arm.name in arms for arm in other.arms)
+
     def figures_of(self, arm: Arm) -> tuple[str, ...]:
         return arm.figures or self.figures
 
     def protocols_of(self, arm: Arm) -> tuple[str, ...]:
         """What must be measured; kNN and health always, for they cost little."""
-        wanted = {protocol_of(figure, self.options) for figure in self.figures_of(arm)}
-        return tuple(sorted({"knn", "health", *(p for p in wanted if p)}))
+        known = protocols(self.options)
+        return tuple(sorted({"knn", "health", *(known[name] for name in self.figures_of(arm))}))
 
     def config(
         self, arm: Arm, *, name: str, seed: int, rounds: int | None, settings: tuple[str, ...] = ()
     ) -> Config:
         """An arm's configuration; with few rounds it is looked at more often, for the curves."""
-        given = [*self.settings, *arm.settings, *settings, f"seed={seed}", f'name="{name}"']
+        usual = [] if self.rounds is None else [f"server.rounds={self.rounds}"]
+        given = [*usual, *self.settings, *arm.settings, *settings]
+        given += [f"seed={seed}", f'name="{name}"']
         if rounds is not None:
             given.append(f"server.rounds={rounds}")
         config = load_config(arm.recipe, given)
@@ -195,44 +197,3 @@ class Study(Section):
 def evaluation_every(every: int, rounds: int) -> int:
     """Rounds between evaluations that give a curve of at least some points."""
     return min(every, max(1, rounds // _CURVE_POINTS))
-
-
-def studies() -> dict[str, Study]:
-    """The studies that come with the package, in the paper's order."""
-    folder = resources.files("ssfl") / "studies"
-    names = [e.name.removesuffix(".toml") for e in folder.iterdir() if e.name.endswith(".toml")]
-    order = [
-        *("table1", "table2", "methods", "batch-size", "alpha", "protocol", "table3"),
-        *("partition", "backbones", "labels", "search", "rates"),
-    ]
-    names.sort(key=lambda name: (order.index(name) if name in order else len(order), name))
-    return {name: load_study(name)[1] for name in names}
-
-
-def load_study(source: str | Path) -> tuple[str, Study]:
-    """A study of the package by its name, or one's own by the path of its file; and its name."""
-    path = Path(source)
-    if path.suffix == ".toml":
-        if not path.is_file():
-            raise ConfigError(f"there is no file {path}")
-        name, text = path.stem, path.read_text(encoding="utf-8")
-    else:
-        folder = resources.files("ssfl") / "studies"
-        packaged = folder / f"{source}.toml"
-        if not packaged.is_file():
-            known = sorted(e.name[:-5] for e in folder.iterdir() if e.name.endswith(".toml"))
-            raise ConfigError(
-                f"there is no study '{source}' (known: {', '.join(known)}); "
-                "a file is given by a path that ends in .toml"
-            )
-        name, text = str(source), packaged.read_text(encoding="utf-8")
-    try:
-        raw: dict[str, Any] = tomllib.loads(text)
-        return name, Study.model_validate(raw)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        what = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"study {name}: {where + ': ' if where else ''}{what}") from None

@@ -6,17 +6,18 @@ each photographer with a taste for some of them, a few with too few pictures to 
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ssfl.config import Config
 from ssfl.data.sources import data_root
 from ssfl.data.sources.folder import locate
 from ssfl.data.sources.gld23k import Gld23kOptions
 from ssfl.data.sources.shapes import Shapes, ShapesOptions
-from ssfl.errors import DataError
+from ssfl.errors import ConfigError, DataError
 from ssfl.files import write_text
+from ssfl.reproduce.study import Arm, Study
 from ssfl.seeding import numpy_generator
 
 LIST = "mini_gld_train_split.csv"
@@ -27,16 +28,30 @@ CLASSES = 10
 SEED = 23
 
 
-def wants_gld23k(config: Config) -> bool:
-    return isinstance(config.data, Gld23kOptions)
+def stand_ins(
+    study: Study, arms: Sequence[Arm], folder: Path, settings: Sequence[str], asked: bool
+) -> dict[str, list[str]]:
+    """The arms in which made-up images take GLD-23K's place, with the settings that make it so."""
+    configs = {
+        arm.name: study.config(arm, name="x", seed=0, rounds=None, settings=tuple(settings))
+        for arm in arms
+    }
+    of_gld = {
+        name: config.data
+        for name, config in configs.items()
+        if isinstance(config.data, Gld23kOptions)
+    }
+    if asked and not of_gld:
+        raise ConfigError("--synthetic is for studies of GLD-23K")
+    wanted = [name for name, data in of_gld.items() if asked or _missing(data)]
+    if not wanted:
+        return {}
+    return dict.fromkeys(wanted, make_gld23k(folder / "runs" / "synthetic-gld23k"))
 
 
-def missing(config: Config) -> bool:
-    """The configuration asks for GLD-23K, and it is not there."""
-    if not isinstance(config.data, Gld23kOptions):
-        return False
+def _missing(data: Gld23kOptions) -> bool:
     try:
-        locate(config.data.path, data_root())
+        locate(data.path, data_root())
     except DataError:
         return True
     return False

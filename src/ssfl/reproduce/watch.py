@@ -74,6 +74,8 @@ class Watch(Protocol):
 
     def evaluation(self, job: Job) -> AbstractContextManager[Progress]: ...
 
+    def failed(self, job: Job, why: str) -> None: ...
+
     def say(self, text: str) -> None: ...
 
 
@@ -89,6 +91,9 @@ class Unwatched:
 
     def evaluation(self, job: Job) -> AbstractContextManager[Progress]:
         return nullcontext(silent)
+
+    def failed(self, job: Job, why: str) -> None:
+        log.warning("%s: %s", job.name, why)
 
     def say(self, text: str) -> None:
         log.info(text)

@@ -4,12 +4,9 @@ Figures are those of the last round, never the best. Whatever ends it (a budget,
 what was done is kept, and the same command goes on with it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import ssfl
-from ssfl.assemble import load_federated
-from ssfl.data.pictures import save_partition_pictures
 from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.experiment import Display, resume, train
 from ssfl.federation.engine import pick_device
@@ -18,10 +15,12 @@ from ssfl.locks import alone, claimed
 from ssfl.reproduce import made, synthetic
 from ssfl.reproduce.estimate import LEAST_ROUNDS, MARGIN, Timing, fitting_rounds, measure_all
 from ssfl.reproduce.jobs import Job, plan, rounds_of_runs
+from ssfl.reproduce.library import load_study
 from ssfl.reproduce.outcome import judge, result_of
 from ssfl.reproduce.pages import write_pages
-from ssfl.reproduce.results import Partition, StudyResult, Unfinished, load_result
-from ssfl.reproduce.study import Arm, Study, load_study
+from ssfl.reproduce.partitions import draw_partitions
+from ssfl.reproduce.results import StudyResult, Unfinished, load_result
+from ssfl.reproduce.study import Study
 from ssfl.reproduce.watch import Clock, OutOfTime, Plan, Until, Unwatched, Watch
 
 
@@ -49,15 +48,21 @@ def reproduce(
     watch, clock = watch or Unwatched(), Clock(budget)
     label, study = load_study(name)
     folder = Path(out) / label
-    chosen = [study.arm(arm) for arm in arms] if arms else list(study.arms)
-    asked = (
-        range(study.seeds) if seeds is None else range(seeds) if isinstance(seeds, int) else seeds
-    )
+    _check_folder(folder, study)
+    chosen = [study.arm(arm) for arm in dict.fromkeys(arms)] if arms else list(study.arms)
+    typed, asked = command or made.command_line(), _seeds(study, seeds)
     _check_settings(settings, asked, rounds)
-    stand_ins = _stand_ins(study, chosen, folder, settings, synthetic_data)
     if study.pictures_only:
-        typed = command or made.command_line()
-        return _draw(label, study, chosen, folder, settings, stand_ins, typed)
+        if (rounds, seeds, budget) != (None, None, None):
+            raise ConfigError(
+                f"{label} trains nothing: leave out --rounds, --seeds and --budget, which are "
+                "for training"
+            )
+        if dry_run:
+            watch.say(f"{len(chosen)} partitions would be drawn to {folder}; nothing is trained")
+            return StudyResult(name=label, study=study)
+        return draw_partitions(label, study, chosen, folder, settings, synthetic_data, typed)
+    stand_ins = synthetic.stand_ins(study, chosen, folder, settings, synthetic_data)
 
     def planned(rounds: int | None) -> Plan:
         jobs = plan(
@@ -72,7 +77,9 @@ def reproduce(
         )
         return Plan(label, study, folder, jobs)
 
-    notes = [_MADE_UP] if stand_ins else []
+    notes = []
+    if stand_ins:
+        notes.append(f"{'as asked' if synthetic_data else 'GLD-23K is not there'}: {_MADE_UP}")
     to_fit = budget is not None and rounds is None
     if to_fit and (found := rounds_of_runs(folder, chosen, asked)):
         rounds, to_fit = found, False
@@ -86,14 +93,30 @@ def reproduce(
     today.notes = notes
     watch.plan(today)
     if not dry_run:
-        _Playing(today, watch, clock, tuple(settings), command or made.command_line()).play()
+        _Playing(today, watch, clock, tuple(settings), typed).play()
     return load_result(folder / "results.json") or StudyResult(name=label, study=study)
 
 
 _MADE_UP = (
-    "GLD-23K is not there: a small set of made-up images in its layout stands in, and its figures "
-    "are not to be compared with the paper's"
+    "a small set of made-up images stands in for GLD-23K, and its figures are not to be compared "
+    "with the paper's"
 )
+
+
+def _check_folder(folder: Path, study: Study) -> None:
+    before = load_result(folder / "results.json")
+    if before is not None and not study.akin(before.study):
+        raise ConfigError(
+            f"{folder} holds the results of another study ({before.study.title}): choose another "
+            "--out, or give your file another name"
+        )
+
+
+def _seeds(study: Study, asked: int | Sequence[int] | None) -> Sequence[int]:
+    """Each once, or a run would count as several."""
+    if asked is None:
+        return range(study.seeds)
+    return range(asked) if isinstance(asked, int) else tuple(dict.fromkeys(asked))
 
 
 def _check_settings(settings: Sequence[str], seeds: Sequence[int], rounds: int | None) -> None:
@@ -106,23 +129,6 @@ def _check_settings(settings: Sequence[str], seeds: Sequence[int], rounds: int |
         if key in ("seed", "server.rounds", "name"):
             option = {"seed": "--seeds", "server.rounds": "--rounds"}.get(key, "--out")
             raise ConfigError(f"--set {setting}: a study has {option} for that")
-
-
-def _stand_ins(
-    study: Study, arms: Sequence[Arm], folder: Path, settings: Sequence[str], asked: bool
-) -> dict[str, list[str]]:
-    """The arms in which made-up images take GLD-23K's place, with the settings that make it so."""
-    configs = {
-        arm.name: study.config(arm, name="x", seed=0, rounds=None, settings=tuple(settings))
-        for arm in arms
-    }
-    of_gld = {name: config for name, config in configs.items() if synthetic.wants_gld23k(config)}
-    if asked and not of_gld:
-        raise ConfigError("--synthetic is for studies of GLD-23K")
-    wanted = [name for name, config in of_gld.items() if asked or synthetic.missing(config)]
-    if not wanted:
-        return {}
-    return dict.fromkeys(wanted, synthetic.make_gld23k(folder / "runs" / "synthetic-gld23k"))
 
 
 def _time(today: Plan, watch: Watch) -> dict[str, Timing]:
@@ -155,7 +161,8 @@ def _fitted(today: Plan, planned: Callable[[int | None], Plan], clock: Clock) ->
         note = f"{rounds} rounds fit into the budget"
     fitted = planned(rounds)
     fitted.timings = today.timings
-    return fitted, f"{note} (the paper: {today.study.rounds})"
+    usual = today.study.rounds
+    return fitted, note if usual is None else f"{note} (the study: {usual})"
 
 
 class _Playing:
@@ -199,7 +206,7 @@ class _Playing:
                 return
             except FederationError as error:
                 self.why[job.name] = f"failed: {error}"
-                self.watch.say(f"{job.name}: {error}")
+                self.watch.failed(job, str(error))
                 return
             finally:
                 made.release()
@@ -255,36 +262,3 @@ def _train(job: Job, display: Display) -> None:
         resume(job.place, display=display)
     else:
         train(job.config, out=job.place, display=display)
-
-
-def _draw(
-    name: str,
-    study: Study,
-    arms: Sequence[Arm],
-    folder: Path,
-    settings: Sequence[str],
-    stand_ins: Mapping[str, Sequence[str]],
-    command: str,
-) -> StudyResult:
-    """A study of pictures: the partition of every arm, drawn."""
-    parts = {}
-    for arm in arms:
-        own = (*settings, *stand_ins.get(arm.name, ()))
-        data = load_federated(study.config(arm, name=arm.name, seed=0, rounds=None, settings=own))
-        save_partition_pictures(data, folder / arm.name)
-        counts = data.class_counts()
-        parts[arm.name] = Partition(
-            data=data.dataset.name,
-            synthetic=arm.name in stand_ins,
-            sizes=data.sizes().tolist(),
-            classes=list(data.dataset.classes or ()) if counts is not None else [],
-            counts=counts.tolist() if counts is not None else [],
-            command=command,
-            commit=made.commit(),
-            version=ssfl.__version__,
-        )
-    now = StudyResult(name=name, study=study, partitions=parts)
-    before = load_result(folder / "results.json")
-    now = now.joined(before) if before else now
-    write_pages(now, folder, pictures=False)
-    return now
