@@ -168,6 +168,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path, default=Path("agreement.json"))
     args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a CUDA GPU")
     arms = {name: _settings(name) for name in args.algorithms}
     arms |= {f"global-ssfl, {name}": [f"ssl.method={name}"] for name in args.methods}
     results: dict[str, Any] = {"torch": torch.__version__, "one_step": {}, "curves": {}}

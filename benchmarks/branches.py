@@ -25,6 +25,7 @@ from torch import Tensor
 from ssfl.assemble import build_hosts, load_federated
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import load_config
+from ssfl.errors import SSFLError
 from ssfl.federation.messages import Reply
 from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import Server
@@ -215,4 +216,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SSFLError as error:  # most likely there is no CIFAR-10
+        raise SystemExit(str(error)) from None

@@ -14,7 +14,8 @@ import torch
 import ssfl
 from ssfl.use import embed, export_encoder, find_images
 
-folder = Path(sys.argv[1])
+if len(sys.argv) < 2 or not (folder := Path(sys.argv[1])).is_dir():
+    raise SystemExit("give a folder of images: python examples/own_images.py FOLDER")
 by_client = all(path.is_dir() for path in folder.iterdir())
 config = ssfl.load_config(
     "demo",  # a small network and a short run to begin with

@@ -1,20 +1,26 @@
 """The command line: quick to answer, and every mistake one sentence with exit code 2."""
 
 import errno
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from ssfl import __version__, cli
+import ssfl as package
+from ssfl import __version__, cli, experiment
 from ssfl.config import load_config, recipes, to_toml
 from ssfl.data import download
+from ssfl.display import Bars
 from ssfl.errors import CheckpointError
 from ssfl.federation import client, trainer
 from ssfl.run import Run
@@ -107,7 +113,18 @@ def test_help_says_what_every_argument_is(ssfl: Call, monkeypatch: pytest.Monkey
 def test_an_unknown_command_is_refused(ssfl: Call) -> None:
     code, _, err = ssfl("trian")
     assert code == 2
-    assert "No such command 'trian'" in err
+    assert "No such command 'trian'. Did you mean 'train'?" in err
+    assert err.count("Did you mean") == 1
+
+
+def test_only_the_command_itself_offers_to_be_completed(ssfl: Call) -> None:
+    assert "--install-completion" in ssfl("--help")[1]
+    for group in ("data", "site"):
+        assert "completion" not in ssfl(group, "--help")[1]
+
+
+def test_the_package_shows_what_it_offers() -> None:
+    assert set(package.__all__) <= set(dir(package))
 
 
 # The usual way
@@ -180,6 +197,105 @@ def test_partition_names_natural_clients_and_broken_files(
     )
 
 
+def test_a_round_is_told_with_the_figures_of_its_own_evaluation(ssfl: Call, recipe: Path) -> None:
+    settings = ["server.rounds=5", "evaluation.every=2"]
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    code, out, err = ssfl("train", recipe, "--no-report", *arguments)
+    assert code == 0, err
+    lines = [line for line in out.splitlines() if " round " in line]
+    rows = Run("runs/tiny").metrics
+    judged = {row["round"]: row["knn_mean"] for row in rows if row["kind"] == "evaluation"}
+    assert list(judged) == [2, 4, 5]
+    assert "kNN" not in lines[0]
+    assert lines[1].endswith(f"kNN {judged[2]:.3f}")
+    assert lines[2].endswith(f"kNN {judged[2]:.3f} (round 2)")
+    assert lines[4].endswith(f"kNN {judged[5]:.3f}")
+
+
+@pytest.mark.parametrize("width", [50, 80])
+def test_the_bars_show_rounds_and_figures_in_any_terminal(
+    width: int, recipe: Path, tmp_path: Path
+) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width, color_system=None)
+    config = load_config(recipe, ["server.rounds=12"])
+    run = experiment.train(config, out=tmp_path / "run", display=Bars(console))
+    last = [line for line in screen.getvalue().splitlines() if "rounds" in line][-1]
+    assert "12/12" in last
+    assert f"kNN {run.final['knn_mean']:.3f}" in last
+
+
+def test_one_round_is_no_rounds(ssfl: Call, recipe: Path) -> None:
+    _, out, _ = ssfl("train", recipe, "--no-report", "--set", "server.rounds=1")
+    assert "4 clients, 1 round\n" in out
+    assert "after 1 round, " in out
+
+
+@pytest.mark.parametrize("given", [Path, str, dict])
+def test_training_starts_from_a_file_or_from_tables(
+    given: type, recipe: Path, tmp_path: Path
+) -> None:
+    source = tomllib.loads(recipe.read_text()) if given is dict else given(recipe)
+    run = package.train(source, out=tmp_path / "run")
+    assert run.config == load_config(recipe)
+
+
+# Stopped
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ssfl", *map(str, arguments)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def interrupt(process: subprocess.Popen[str], when: Callable[[], bool]) -> str:
+    """Ctrl-C as soon as something is so; what the process said."""
+    while process.poll() is None and not when():
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGINT), output  # to a shell both are 130
+    return output
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("library", ["_pydantic_core", "libtorch_cpu", "_multiarray_umath"])
+def test_ctrl_c_while_libraries_are_imported_ends_without_a_word(
+    library: str, recipe: Path, tmp_path: Path
+) -> None:
+    process = start("train", recipe, "--out", tmp_path / "run")
+    maps = Path(f"/proc/{process.pid}/maps")
+    assert interrupt(process, lambda: library in maps.read_text()) == ""
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_the_command_without_a_word_before_it_knows_what_is_asked() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "ssfl", "--help"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.rstrip().endswith(" click.core"):
+                process.send_signal(signal.SIGINT)
+        assert process.wait() == -signal.SIGINT
+    assert line.startswith("import time:")  # and no traceback after it
+
+
+@pytest.mark.processes
+def test_ctrl_c_before_the_first_round_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for sign in ("config.toml", "metrics.jsonl"):  # images are being made; baselines are measured
+        process = start("train", "demo", "--out", folder)
+        output = interrupt(process, (folder / sign).exists)
+        assert "stopped before anything was done" in output
+        assert not folder.exists()
+
+
 # Mistakes
 
 
@@ -200,9 +316,53 @@ def test_mistakes_in_the_configuration_are_one_sentence(ssfl: Call, recipe: Path
     assert_one_sentence(ssfl("train", recipe, "--resume", "x"), "either a recipe")
     assert_one_sentence(ssfl("train", recipe, "--comm", "pigeon"), "'pigeon'", "local")
     assert_one_sentence(ssfl("train", "--resume", "nowhere"), "nowhere is not a run directory")
+    assert_one_sentence(
+        ssfl("train", "--resume", "x", "--workers", 2, "--out", "y"), "leave out --out, --workers\n"
+    )
+    both = ("--set", "server.aggregation=l-dawa", "--set", "server.optimizer=fednova")
+    assert_one_sentence(ssfl("train", recipe, *both), "choose one of them")
     assert_one_sentence(ssfl("info", "nowhere"), "nowhere is not a run directory")
     assert_one_sentence(ssfl("config", "dmeo"), "no recipe 'dmeo'")
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
+
+
+def test_a_run_that_asks_for_a_tracker_which_is_not_there_leaves_nothing_behind(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    answer = ssfl("train", recipe, "--set", 'run.trackers=["wandb"]')
+    assert_one_sentence(answer, "pip install 'ssfl[wandb]'")
+    assert not list(Path("runs").iterdir())
+
+
+def test_a_run_directory_is_no_recipe(ssfl: Call, recipe: Path) -> None:
+    Run.create(load_config(recipe), "run")
+    assert_one_sentence(ssfl("train", "run"), "`ssfl train --resume run`", "run/config.toml")
+
+
+def test_a_run_without_a_round_says_how_to_get_one(ssfl: Call, recipe: Path) -> None:
+    Run.create(load_config(recipe), "run")
+    for command in (["evaluate", "run"], ["export", "run", "-o", "encoder.pt"]):
+        assert_one_sentence(ssfl(*command), "no checkpoint yet", "`ssfl train --resume run`")
+
+
+def test_a_run_of_somebodys_own_algorithm_says_once_that_it_must_be_imported(
+    ssfl: Call, recipe: Path
+) -> None:
+    Run.create(load_config(recipe), "run")
+    path = Path("run/config.toml")
+    path.write_text(path.read_text().replace('name = "global-ssfl"', 'name = "mine"'))
+    for command in ("info", "report", "evaluate"):
+        assert_one_sentence(ssfl(command, "run"), "unknown algorithm 'mine'", "module is imported")
+
+
+def test_updates_that_run_away_come_with_what_to_lower(ssfl: Call, recipe: Path) -> None:
+    settings = ["server.optimizer=fedadam", "server.lr=1e6", "server.retries=0"]
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    code, _, err = ssfl("train", recipe, *arguments)
+    assert code == 2
+    assert "refused" in err
+    assert "lower local.lr or server.lr" in err.splitlines()[-1]
 
 
 def test_a_partition_that_cannot_be_met_is_one_sentence(ssfl: Call, recipe: Path) -> None:
@@ -354,6 +514,15 @@ def test_mistakes_in_an_evaluation_are_one_sentence(ssfl: Call, recipe: Path) ->
     assert_one_sentence(setting("fractions=[0.1, 2.0]"), "fractions.1 = 2.0", "or equal to 1")
     assert_one_sentence(setting("linear"), "section.key=value", "finetune.epochs=20")
     assert_one_sentence(ssfl("evaluate", "run", "-p", "nope"), "'nope'", "semi-linear")
+
+
+def test_an_evaluation_says_which_figures_it_drops(ssfl: Call, recipe: Path) -> None:
+    assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
+    assert "dropped" not in ssfl("evaluate", "run", "-p", "linear")[1]
+    _, out, _ = ssfl("evaluate", "run", "-p", "knn", "--set", "clients=2")
+    assert "note: dropped what was measured with another setting of clients: personal_linear" in (
+        " ".join(out.split())
+    )
 
 
 def test_health_is_shown_when_it_is_asked_for(ssfl: Call, recipe: Path) -> None:

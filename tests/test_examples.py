@@ -98,6 +98,12 @@ def test_own_images_takes_flat_folders_and_folders_of_clients(
     assert "most like 00.png are" in printed
 
 
+@pytest.mark.parametrize("arguments", [(), ("nowhere",)])
+def test_own_images_asks_for_its_folder(example, arguments):
+    with pytest.raises(SystemExit, match=r"give a folder of images: .* FOLDER"):
+        example("own_images.py", *arguments)
+
+
 def test_own_algorithm_runs_to_its_end(example, tmp_path):
     printed = example("own_algorithm.py", *DIGITS)
     final = json.loads((tmp_path / "runs" / "local-heads" / "final.json").read_text())

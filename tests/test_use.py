@@ -129,11 +129,19 @@ def test_embedding_files_gives_their_features_in_order(
     folder, _ = photos
     call("embed", run.path, folder, "-o", tmp_path / "features.npy", "--client", 3)
     features = np.load(tmp_path / "features.npy")
-    names = (tmp_path / "features.csv").read_text().split()
+    names = (tmp_path / "features.files.csv").read_text().split()
     assert names == ["file", *(str(path) for path in sorted(folder.iterdir()))]
     raw = np.stack([np.asarray(Image.open(name)) for name in names[1:]])
     direct = run.personal_encoder(3)(torch.from_numpy(raw).unsqueeze(1))
     np.testing.assert_allclose(features, direct, atol=1e-5)
+
+
+def test_embedding_leaves_a_file_of_labels_alone(
+    run: Run, photos: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    (tmp_path / "few.csv").write_text("file,label\n")
+    call("embed", run.path, photos[0], "-o", tmp_path / "few.npy")
+    assert (tmp_path / "few.csv").read_text() == "file,label\n"
 
 
 def test_files_are_brought_to_size_as_in_training(tmp_path: Path) -> None:

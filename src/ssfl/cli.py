@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {
     "train": ("ssfl.commands.train:train", "Train encoders, or go on with a run."),
@@ -38,18 +38,12 @@ COMMANDS = {
 
 
 class _Lazy(TyperGroup):
-    """A group that knows its commands' names and help, and imports one when it is called."""
+    """A group of stand-ins that have a name and a help line; one is imported when it is called."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, name: str) -> Any:
-        """A stand-in that has the help line and no more; None for what is not a command."""
-        if name not in COMMANDS:
-            return None
-        stub = typer.Typer(add_completion=False)
-        stub.command(name, help=COMMANDS[name][1])(lambda: None)
-        return typer.main.get_command(stub)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.suggest_commands = False  # click suggests too, and once is enough
+        self.commands = {name: TyperCommand(name, help=COMMANDS[name][1]) for name in COMMANDS}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called: now it is worth importing."""
@@ -60,15 +54,15 @@ class _Lazy(TyperGroup):
 def _load(name: str) -> Any:
     module, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(import_module(module), attribute)
-    if not isinstance(found, typer.Typer):
-        single = typer.Typer(
-            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
-        )
-        single.command(name)(found)
-        found = single
-    command = typer.main.get_command(found)
-    command.name = name
-    return command
+    if isinstance(found, typer.Typer):
+        group = typer.main.get_group(found)
+        group.name, group.suggest_commands = name, False
+        return group
+    single = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    )
+    single.command(name)(found)
+    return typer.main.get_command(single)
 
 
 app = typer.Typer(
@@ -108,9 +102,13 @@ def _root(
 def main() -> None:
     """Entry point: errors meant for people are one sentence on stderr and exit code 2."""
     from ssfl.errors import SSFLError
+    from ssfl.interrupts import ended_at_once_while_starting
 
     try:
-        app()
+        with ended_at_once_while_starting():
+            app()
+    except KeyboardInterrupt:  # before a command had it in hand
+        sys.exit(130)
     except SSFLError as error:
         _refuse(str(error))
     except OSError as error:  # the machine's own refusals: no room, no permission, no such folder

@@ -5,13 +5,22 @@ is written in full beside the results it led to.
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ssfl.algorithms import ALGORITHMS
 from ssfl.algorithms.base import AlgorithmOptions
@@ -53,7 +62,7 @@ class Config(Section):
 
     version: Literal[1] = VERSION
     """Version of this format."""
-    name: str = Field("experiment", pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = "experiment"
     """What the run directory is called."""
     seed: int = Field(0, ge=0)
     """Every random number comes from this one."""
@@ -74,6 +83,15 @@ class Config(Section):
     device: DeviceOptions = DeviceOptions()
     run: RunOptions = RunOptions()
     paper: PaperFigures = PaperFigures()
+
+    @field_validator("name")
+    @classmethod
+    def _name_fits_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+            raise ValueError(
+                f"a run directory cannot be called {name!r}: use letters, digits, '.', '_' and '-'"
+            )
+        return name
 
     @model_validator(mode="after")
     def _round_fits_the_clients(self) -> "Config":
@@ -157,6 +175,11 @@ def _sentences(model: type[BaseModel], error: ValidationError, prefix: str) -> I
         elif problem["type"] == "value_error":
             where = f"{key.rstrip('.')}: " if problem["loc"] else ""
             yield where + problem["msg"].removeprefix("Value error, ")
+        elif problem["type"] == "model_type":
+            yield f"{key} is a table of options, not {problem['input']!r}"
+        elif problem["type"] == "tuple_type":
+            given = problem["input"]
+            yield f"{key} = {given!r}: it should be a list, e.g. [{_literal(given)}]"
         else:
             message = problem["msg"].replace("Input should be", "it should be")
             yield f"{key} = {problem['input']!r}: {message}"
@@ -171,12 +194,16 @@ def _section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel
     return model
 
 
-def load_config(source: str | Path, settings: Iterable[str] = ()) -> Config:
-    """A recipe by name, or a TOML file by path, with `section.key=value` settings on top.
+def load_config(
+    source: str | Path | Mapping[str, Any], settings: str | Iterable[str] = ()
+) -> Config:
+    """A recipe by name, a TOML file by path, or tables as TOML gives them, with `section.key=value`
+    settings on top.
 
-    `extends = "NAME"` in a file starts from another recipe or file.
+    `extends = "NAME"` starts from another recipe, or from a file beside the one that says so.
     """
-    raw = _read(source)
+    raw = _extended(deepcopy(dict(source))) if isinstance(source, Mapping) else _read(source)
+    settings = [settings] if isinstance(settings, str) else settings
     for setting in sorted(settings, key=lambda setting: not _chooses(setting)):
         apply_setting(raw, setting)
     return parse(raw)
@@ -194,11 +221,10 @@ def recipes() -> dict[str, str]:
 
 
 def _read(source: str | Path, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
-    if str(source) in extended_by:
-        raise ConfigError(
-            f"{source} extends itself: {' extends '.join([*extended_by, str(source)])}"
-        )
     path = Path(source)
+    name = str(path.resolve()) if path.suffix == ".toml" else str(source)
+    if name in extended_by:
+        raise ConfigError(f"{name} extends itself: {' extends '.join([*extended_by, name])}")
     packaged = resources.files("ssfl") / "recipes" / f"{source}.toml"
     if path.suffix == ".toml":
         if not path.is_file():
@@ -209,6 +235,11 @@ def _read(source: str | Path, extended_by: tuple[str, ...] = ()) -> dict[str, An
             raise ConfigError(f"{path} cannot be read: {error}") from None
     elif packaged.is_file():
         text = packaged.read_text(encoding="utf-8")
+    elif (path / "config.toml").is_file():
+        raise ConfigError(
+            f"{path} is a run directory: go on with it by `ssfl train --resume {path}`, or start "
+            f"anew from {path / 'config.toml'}"
+        )
     else:
         raise ConfigError(
             f"there is no recipe '{source}' (known: {', '.join(recipes())}); "
@@ -220,10 +251,18 @@ def _read(source: str | Path, extended_by: tuple[str, ...] = ()) -> dict[str, An
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
     if path.suffix != ".toml":
         raw.setdefault("name", str(source))
-    base = raw.pop("extends", None)
-    if base is None:
+    return _extended(raw, path.parent, (*extended_by, name))
+
+
+def _extended(
+    raw: dict[str, Any], folder: Path = Path(), extended_by: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """`raw` on top of what it extends: a recipe, or a file, its path taken from `folder`."""
+    if "extends" not in raw:
         return raw
-    return _merged(_read(str(base), (*extended_by, str(source))), raw)
+    base = str(raw.pop("extends"))
+    base = str(folder / base) if base.endswith(".toml") else base
+    return _merged(_read(base, extended_by), raw)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

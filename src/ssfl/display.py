@@ -20,6 +20,13 @@ from ssfl.tracking import Row
 
 LINES = 20
 """Lines that a run prints where there is no terminal to draw bars on."""
+NARROW = 64
+"""Columns below which figures are worth more than the bars themselves."""
+
+
+def several(count: int, what: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 class Bars:
@@ -31,23 +38,24 @@ class Bars:
         self._progress: Progress | None = None
         self._rounds = self._clients = TaskID(0)
         self._figures: dict[str, float] = {}
-        self._total = 0
+        self._total = self._done = self._told = 0  # rounds there are, were played, had their line
+        self._judged: int | None = None  # rounds played at the last evaluation
 
     def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
         config, facts, self.folder = run.config, run.facts, run.path
-        self._total = rounds
+        self._total, self._done, self._told = rounds, done, done
         images = f"{facts['train_images']:,} images of " if facts["train_images"] else "images at "
         self._console.print(
             f"[bold]{config.name}[/]: {config.algorithm.name} with {config.ssl.method} on "
-            f"{images}{facts['data']}, {clients} clients, "
-            f"{rounds} rounds" + (f" ({done} done)" if done else "")
+            f"{images}{facts['data']}, {several(clients, 'client')}, "
+            f"{several(rounds, 'round')}" + (f" ({done} done)" if done else "")
         )
         self._console.print(f"run directory [cyan]{run.path}[/]", highlight=False, soft_wrap=True)
         if not self._console.is_terminal:
             return
         self._progress = Progress(
             TextColumn("{task.description}", justify="right"),
-            BarColumn(bar_width=None),
+            *([BarColumn(bar_width=None)] if self._console.width >= NARROW else []),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
@@ -59,6 +67,7 @@ class Bars:
         self._progress.start()
 
     def begin_round(self, round_: int, clients: int) -> None:
+        self._tell()
         if self._progress is not None:
             self._progress.reset(self._clients, total=clients)
 
@@ -75,14 +84,22 @@ class Bars:
             if row.get(name) is not None:
                 self._figures[name] = row[name]
         if row["kind"] == "round":
-            self._after_round(row["round"] + 1)
-
-    def _after_round(self, done: int) -> None:
+            self._done = row["round"] + 1
+        elif row["kind"] == "evaluation":
+            self._judged = row["round"]
         if self._progress is not None:
-            self._progress.update(self._rounds, completed=done, figures=self._summary())
-        elif done % max(1, self._total // LINES) == 0 or done == self._total:
-            clock = time.strftime("%H:%M:%S")
-            self._console.print(f"{clock} round {done}/{self._total} {self._summary()}")
+            self._progress.update(self._rounds, completed=self._done, figures=self._summary())
+
+    def _tell(self) -> None:
+        """Where there are no bars, a line about a round that is over: by now it has been judged."""
+        done, total = self._done, self._total
+        if self._progress is not None or done == self._told:
+            return
+        self._told = done
+        if done % max(1, total // LINES) == 0 or done == total:
+            clock, judged = time.strftime("%H:%M:%S"), self._judged
+            earlier = f" (round {judged})" if judged not in (None, done) else ""
+            self._console.print(f"{clock} round {done}/{total} {self._summary()}{earlier}")
 
     def _summary(self) -> str:
         figures = self._figures
@@ -98,6 +115,7 @@ class Bars:
         self._console.print(f"[yellow]note:[/] {escape(text)}", highlight=False)
 
     def stop(self) -> None:
+        self._tell()
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

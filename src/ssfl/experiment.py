@@ -6,7 +6,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ from ssfl.files import write_text
 from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
 from ssfl.section import flat
-from ssfl.tracking import Row, Tracker, default_trackers, log_all
+from ssfl.tracking import Row, Tracker, default_trackers, log_all, need_trackers
 
 log = logging.getLogger(__name__)
 
@@ -69,22 +69,25 @@ class Quiet:
 
 
 def train(
-    config: Config | str,
+    config: Config | str | Path | Mapping[str, Any],
     *,
     out: str | Path | None = None,
     comm: str = "local",
     display: Display | None = None,
 ) -> Run:
-    """Run an experiment from its start and return its run directory."""
+    """Run an experiment from its start and return its run directory.
+
+    `config` may also be a recipe's name, the path of a TOML file, or tables as TOML gives them.
+    """
     if (worked_for := join(comm)) is not None:
         return Run(worked_for)
-    if isinstance(config, str):
+    if not isinstance(config, Config):
         config = load_config(config)
     run = Run.create(_from_anywhere(config), out)
     try:
         Experiment(run, comm, display or Quiet()).play()
-    except (ConfigError, DataError):
-        run.withdraw()
+    except (ConfigError, DataError, KeyboardInterrupt):
+        run.withdraw()  # unless something was done already
         raise
     return run
 
@@ -118,6 +121,7 @@ class Experiment:
     def play(self) -> None:
         """From the last checkpoint (or the start) to the last round."""
         config, run = self.config, self.run
+        need_trackers(config.run.trackers)
         with run.held(), _torch_threads(config):
             data = load_federated(config, progress=not isinstance(self.display, Quiet))
             hosts = self._hosts(data)

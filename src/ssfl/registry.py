@@ -21,7 +21,8 @@ class Registry(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._targets:
             raise ConfigError(
-                f"unknown {self.kind} '{name}': choose one of {', '.join(sorted(self._targets))}"
+                f"unknown {self.kind} '{name}': choose one of {', '.join(sorted(self._targets))}; "
+                "one of your own is known once its module is imported (docs/adding-an-algorithm.md)"
             )
         module, _, attribute = self._targets[name].partition(":")
         return getattr(import_module(module), attribute)

@@ -64,7 +64,7 @@ class Run:
     def withdraw(self) -> None:
         """Take back a run that could not begin, so that its place is free for another try."""
         if not self.metrics and latest_checkpoint(self.checkpoints) is None:
-            for name in ("config.toml", "facts.json", ".lock"):
+            for name in ("config.toml", "facts.json", "metrics.jsonl", ".lock"):
                 (self.path / name).unlink(missing_ok=True)
             with suppress(OSError):  # what else is in there is not ours
                 self.path.rmdir()
@@ -133,7 +133,9 @@ class Run:
         """The last checkpoint, which must exist."""
         found = latest_checkpoint(self.checkpoints)
         if found is None:
-            raise CheckpointError(f"{self.path} has no checkpoint yet")
+            raise CheckpointError(
+                f"{self.path} has no checkpoint yet: train it by `ssfl train --resume {self.path}`"
+            )
         return found
 
     def global_encoder(self) -> Encoder:

@@ -8,6 +8,8 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,20 +53,26 @@ class JsonLines:
 
 
 class TensorBoard:
-    """The same rows as TensorBoard scalars, `kind/figure` against the round."""
+    """The same rows as TensorBoard scalars, `kind/figure` against the round.
+
+    Its file is there from the first row on: a run that records nothing leaves none behind.
+    """
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))
+        self._open = partial(SummaryWriter, str(folder))
+        self._writer: Any = None
 
     def log(self, row: Row) -> None:
+        self._writer = self._writer or self._open()
         for name, value in scalars(row):
             self._writer.add_scalar(f"{row['kind']}/{name}", value, row["round"])
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # a full disk: the record has said so
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
 
 
 class MLflow:
@@ -141,6 +149,16 @@ def _stands(row: Row, resumed_at: int) -> bool:
     return bool(row["round"] <= last)
 
 
+def need_trackers(asked: Iterable[str]) -> None:
+    """Refuse a run that asks for a tracker which is not installed, before it has begun."""
+    for name in asked:
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"run.trackers asks for {name}, which is not installed: "
+                f"`pip install 'ssfl[{name}]'`, or leave it out"
+            )
+
+
 def default_trackers(
     folder: Path, asked: Iterable[str] = (), about: Row | None = None
 ) -> list[Tracker]:
@@ -151,15 +169,7 @@ def default_trackers(
     trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl")]
     with contextlib.suppress(ImportError):
         trackers.append(TensorBoard(folder / "tensorboard"))
-    for name in asked:
-        try:
-            trackers.append(EXTRAS[name](folder, about or {}))
-        except ImportError as error:
-            raise ConfigError(
-                f"run.trackers asks for {name}, which is not installed: "
-                f"`pip install ssfl[{name}]`, or leave it out"
-            ) from error
-    return trackers
+    return trackers + [EXTRAS[name](folder, about or {}) for name in asked]
 
 
 def log_all(trackers: Iterable[Tracker], row: Row) -> None:

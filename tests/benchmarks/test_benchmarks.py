@@ -3,11 +3,13 @@
 import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ssfl.data import download
 from ssfl.models.norm import BatchNorm
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -97,6 +99,26 @@ def test_branches_start_from_one_trunk_and_end_at_rate_zero(benchmark):
     assert fast["theta_moves"] == pytest.approx(slow["theta_moves"], rel=0.2)
     last = {s["branch"]: s for s in result["sights"]}
     assert last["as before"]["rate"] == pytest.approx(0.5 * first["as before"]["rate"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["gpu", "ablation", "agreement"])
+def test_a_benchmark_of_the_gpu_says_that_it_needs_one(benchmark, name):
+    with pytest.raises(SystemExit, match="needs a CUDA GPU"):
+        benchmark(name)
+
+
+def test_branches_without_their_data_are_one_sentence(benchmark, monkeypatch):
+    nowhere = replace(download.ARCHIVES["cifar10"], url="http://127.0.0.1:9/cifar.tar.gz")
+    monkeypatch.setitem(download.ARCHIVES, "cifar10", nowhere)
+    with pytest.raises(SystemExit, match="cifar10 is not in"):
+        benchmark("branches")
+
+
+def test_every_benchmark_is_on_the_page_about_them():
+    page = (BENCHMARKS / "README.md").read_text()
+    for path in BENCHMARKS.glob("*.py"):
+        assert path.stem == "measuring" or f"`python benchmarks/{path.name}" in page, path.name
 
 
 def test_every_choice_of_the_ablation_can_be_undone(monkeypatch):

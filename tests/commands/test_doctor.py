@@ -1,12 +1,16 @@
 """`ssfl doctor` says what is there, and for what is missing, the command that brings it."""
 
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import typer
 
 from ssfl.commands import doctor as module
 from ssfl.commands.doctor import REQUIRED, doctor, examine
+
+ROOT = Path(__file__).parents[2]
 
 
 def find(what):
@@ -25,16 +29,33 @@ def test_it_tells_versions_as_the_packages_do():
         ("mpi4py", "comm mpi", "ssfl[mpi]"),
         ("ray", "comm ray", "ssfl[ray]"),
         ("flwr", "comm flower", "ssfl[flower]"),
+        ("onnxscript", "onnx", "ssfl[onnx]"),
+        ("pyarrow", "parquet", "ssfl[parquet]"),
+        ("tensorboard", "tensorboard", "ssfl[tensorboard]"),
+        ("mlflow", "mlflow", "ssfl[mlflow]"),
+        ("wandb", "wandb", "ssfl[wandb]"),
     ],
 )
-def test_a_missing_transport_comes_with_the_command_that_mends_it(
-    monkeypatch, package, what, extra
-):
+def test_a_missing_extra_comes_with_the_command_that_mends_it(monkeypatch, package, what, extra):
     version = module._version
     monkeypatch.setattr(module, "_version", lambda name: None if name == package else version(name))
     finding = find(what)
     assert not finding.fine
     assert f"pip install '{extra}'" in finding.remedy
+
+
+def test_every_extra_of_the_package_is_looked_at():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(declared["optional-dependencies"]) - {"dev"}
+    assert extras == {finding.what.removeprefix("comm ") for finding in examine()} & extras
+
+
+def test_data_are_looked_for_where_they_would_be_read(monkeypatch, tmp_path):
+    monkeypatch.setenv("SSFL_DATA", str(tmp_path))
+    assert not find("data cifar10").fine
+    assert find("data cifar10").remedy == "ssfl data get cifar10"
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    assert find("data cifar10").fine
 
 
 def test_another_version_of_flower_is_not_fine(monkeypatch):
@@ -50,7 +71,7 @@ def test_a_broken_installation_is_a_finding_not_a_crash(monkeypatch):
         return "1"
 
     monkeypatch.setattr(module, "_version", broken)
-    assert "disk on fire" in find("ray").detail
+    assert "disk on fire" in find("comm ray").detail
 
 
 def test_it_fails_only_where_something_required_is_missing(monkeypatch, capsys):

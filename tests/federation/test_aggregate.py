@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scalar_model import LAYOUT
 from torch import Tensor
 
-from ssfl.errors import ConfigError, FederationError
+from ssfl.errors import FederationError
 from ssfl.federation.aggregate import Aggregator, Mean, Update, build_aggregator, in_order
 from ssfl.federation.messages import Reply, TaskKind
 from ssfl.federation.options import ServerOptions
@@ -212,12 +212,6 @@ def test_l_dawa_by_hand():
     after = THETA + aggregator.finish().delta
     # ½ · 0.96 · (4, 3) + ½ · (6, 8)
     assert after.tolist() == pytest.approx([4.92, 5.44, 0.3, 1.1, 1.1, 1.3])
-
-
-def test_l_dawa_and_fednova_exclude_each_other():
-    options = ServerOptions(aggregation="l-dawa", optimizer="fednova")
-    with pytest.raises(ConfigError, match="choose one"):
-        build_aggregator(options, LAYOUT, THETA, 1)
 
 
 def test_updates_are_left_as_they_came():

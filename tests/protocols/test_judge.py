@@ -183,9 +183,44 @@ def test_asking_for_one_protocol_keeps_what_the_others_found(shared: Run) -> Non
     evaluate(shared, ["linear"], options=QUICK)
     both = evaluate(shared, ["knn"], options=QUICK)
     assert {"global_knn", "global_linear"} <= {score.name for score in both.scores}
-    other = QUICK.model_copy(update={"clients": 2})
-    alone = evaluate(shared, ["knn"], options=other)
-    assert {score.name for score in alone.scores} == {"global_knn", "personal_knn"}
+    assert both.notes == []
+
+
+def test_figures_go_only_where_an_option_they_depend_on_has_changed(shared: Run) -> None:
+    (shared.path / "evaluation.json").unlink(missing_ok=True)
+
+    def names(found: protocols.Evaluation) -> set[str]:
+        return {score.name for score in found.scores}
+
+    before = evaluate(shared, ["linear", "semi-linear", "semi-finetune"], options=QUICK)
+    longer = QUICK.model_copy(update={"finetune": protocols.FinetuneOptions(epochs=3)})
+    after = evaluate(shared, ["knn"], options=longer)  # which kNN does not read
+    assert names(after) == names(before) | {"global_knn", "personal_knn"}
+    assert after.options == before.options  # as those figures were measured
+    assert after.notes == []
+
+    fewer = QUICK.model_copy(update={"clients": 2})
+    after = evaluate(shared, ["knn"], options=fewer)
+    assert names(after) == {n for n in names(before) if n.startswith("global")} | {
+        "global_knn",
+        "personal_knn",
+    }
+    (note,) = after.notes
+    assert note.startswith("dropped what was measured with another setting of clients: personal_")
+
+    after = evaluate(shared, ["semi-finetune"], options=longer.model_copy(update={"clients": 2}))
+    assert names(after) >= {"global_linear", "global_knn", "personal_knn"}
+    assert after.options["finetune"]["epochs"] == 3
+    assert after.notes == []
+
+
+def test_figures_of_an_earlier_checkpoint_are_dropped_with_a_note(shared: Run) -> None:
+    found = evaluate(shared, ["knn"], options=QUICK)
+    replace(found, rounds=1, scores=[replace(found.scores[0], name="global_linear")]).save(
+        shared.path / "evaluation.json"
+    )
+    found = evaluate(shared, ["knn"], options=QUICK)
+    assert found.notes == ["dropped what was measured at round 1: global_linear"]
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

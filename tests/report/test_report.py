@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,15 @@ def test_tables_in_csv_and_markdown_hold_the_evaluations_figures(
     assert f"| {100 * linear.value:.1f} % ± {100 * (linear.ci95 or 0):.1f} |" in text
     assert "| algorithm.name | global-ssfl | per-ssfl |" in text
     assert "seed" not in text
+
+
+def test_a_run_that_is_not_finished_says_how_far_it_came(shared: Run, tmp_path: Path) -> None:
+    half = Path(shutil.copytree(shared.path, tmp_path / "half"))
+    config, rounds = half / "config.toml", shared.config.server.rounds
+    config.write_text(config.read_text().replace(f"rounds = {rounds}", "rounds = 4000"))
+    page, *_ = write_comparison([shared, half], tmp_path / "comparison")
+    assert f", {rounds} rounds in" in page.read_text()
+    assert f", {rounds} of 4,000 rounds in" in page.read_text()
 
 
 def test_one_run_is_not_compared(shared: Run, tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ errors = Console(stderr=True)
 
 @contextmanager
 def stop_gracefully(display: "Bars") -> Iterator[None]:
-    """On Ctrl-C say that the run is saved and how to go on; exit code 130 as shells expect."""
+    """On Ctrl-C say that the run is saved and how to go on, or that nothing was left behind; exit
+    code 130 as shells expect."""
     try:
         yield
     except KeyboardInterrupt:
-        words = "stopped before it began"
-        if display.folder is not None:
+        words = "stopped before anything was done: nothing is left behind"
+        if display.folder is not None and (display.folder / "config.toml").exists():
             go_on = f"`ssfl train --resume {display.folder}`"
             words = f"stopped; what was done is saved: go on with {go_on}"
         errors.print(words, markup=False, highlight=False, soft_wrap=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +33,7 @@ def doctor(
         bool, typer.Option(help="Exit with code 1 if anything optional is missing too.")
     ] = False,
 ) -> None:
-    """Look at this machine: packages, devices, and what each transport can do here.
+    """Look at this machine: packages, devices, data, and what each transport and extra can do here.
 
     Example: ssfl doctor --strict
     """
@@ -50,8 +51,15 @@ def doctor(
 
 def examine() -> list[Finding]:
     """Every finding, the required ones first."""
-    required = [_package(name) for name in REQUIRED]
-    return [*required, _device(), _local(), *map(_safely, (_mpi, _ray, _flower))]
+    transports = {"comm mpi": _mpi, "comm ray": _ray, "comm flower": _flower}
+    return [
+        *(_package(name) for name in REQUIRED),
+        _device(),
+        _safely("data cifar10", _data),
+        _local(),
+        *(_safely(what, check) for what, check in transports.items()),
+        *(_safely(name, partial(_extra, name)) for name in EXTRAS),
+    ]
 
 
 REQUIRED = (
@@ -65,6 +73,15 @@ REQUIRED = (
     "matplotlib",
     "scikit-learn",
 )
+
+EXTRAS = {
+    "onnx": (("onnx", "onnxscript", "onnxruntime"), "ssfl export RUN -o encoder.onnx"),
+    "parquet": (("pyarrow",), "ssfl embed RUN photos/ -o features.parquet"),
+    "tensorboard": (("tensorboard",), "tensorboard --logdir runs"),
+    "mlflow": (("mlflow",), "--set 'run.trackers=[\"mlflow\"]'"),
+    "wandb": (("wandb",), "--set 'run.trackers=[\"wandb\"]'"),
+}
+"""Extras that are packages and nothing else: which, and what they allow."""
 
 
 def _package(name: str) -> Finding:
@@ -83,6 +100,17 @@ def _device() -> Finding:
         return Finding("device", True, f"{os.cpu_count()} CPU cores, no GPU that torch can use")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return Finding("device", True, f"{', '.join(names)}; {os.cpu_count()} CPU cores")
+
+
+def _data() -> Finding:
+    from ssfl.data.sources import data_root
+    from ssfl.data.sources.cifar import CIFAR10
+
+    root, what = data_root(), "data cifar10"
+    for layout in (CIFAR10.binary, CIFAR10.python):
+        if (root / layout).is_dir():
+            return Finding(what, True, f"in {root / layout}")
+    return Finding(what, False, f"not in {root} ($SSFL_DATA, else ./data)", "ssfl data get cifar10")
 
 
 def _local() -> Finding:
@@ -128,12 +156,22 @@ def _flower() -> Finding:
     return Finding(what, True, f"flwr {version}: TLS and keys by `ssfl certs`, `ssfl site init`")
 
 
-def _safely(check: Callable[[], Finding]) -> Finding:
+def _extra(name: str) -> Finding:
+    packages, use = EXTRAS[name]
+    versions = {package: _version(package) for package in packages}
+    missing = [package for package, version in versions.items() if version is None]
+    if missing:
+        detail = f"{', '.join(missing)} not installed"
+        return Finding(name, False, detail, f"pip install 'ssfl[{name}]'")
+    return Finding(name, True, f"{packages[0]} {versions[packages[0]]}: {use}")
+
+
+def _safely(what: str, check: Callable[[], Finding]) -> Finding:
     """A broken installation is a finding, not a crash."""
     try:
         return check()
     except Exception as error:
-        return Finding(check.__name__.strip("_"), False, f"{type(error).__name__}: {error}")
+        return Finding(what, False, f"{type(error).__name__}: {error}")
 
 
 def _version(package: str) -> str | None:

@@ -32,7 +32,7 @@ def evaluate(
     encoder), linear (of every encoder) and health. On request, or with --all:
     naive-federated-linear, semi-linear and semi-finetune (1 % and 10 % of the labels).
     Writes RUN/evaluation.json; figures of other protocols, measured before in
-    the same way, are kept.
+    the same way, are kept, and a note names those that are not.
 
     Example: ssfl evaluate runs/demo -p knn -p semi-linear
     """

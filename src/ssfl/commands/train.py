@@ -42,17 +42,26 @@ def train(
 
     if join(comm) is not None:  # an MPI rank other than the first: its work is done
         return
+    if (recipe is None) == (resume is None):
+        raise ConfigError(
+            "give either a recipe (see `ssfl recipes`) or --resume RUN, e.g. `ssfl train demo`"
+        )
+    changes = {
+        "--set": settings or None,
+        "--out": out,
+        "--workers": workers,
+        "--gpus-per-worker": gpus_per_worker,
+    }
+    given = [option for option, value in changes.items() if value is not None]
+    if resume is not None and given:
+        raise ConfigError(
+            f"a resumed run keeps its configuration and place: leave out {', '.join(given)}"
+        )
     settings = [*(settings or [])]
     if workers is not None:
         settings.append(f"device.workers={workers}")
     if gpus_per_worker is not None:
         settings.append(f"device.gpus_per_worker={gpus_per_worker}")
-    if (recipe is None) == (resume is None):
-        raise ConfigError(
-            "give either a recipe (see `ssfl recipes`) or --resume RUN, e.g. `ssfl train demo`"
-        )
-    if resume is not None and (settings or out):
-        raise ConfigError("a resumed run keeps its configuration and place: leave out --set, --out")
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     display = Bars(console)
     with stop_gracefully(display):
@@ -82,8 +91,10 @@ def show_final(final: dict[str, Any]) -> None:
     from rich.table import Table
 
     from ssfl.commands.console import console
+    from ssfl.display import several
 
-    table = Table(title=f"after {final.get('rounds')} rounds, {final.get('seconds', 0):.0f} s")
+    rounds = several(final["rounds"], "round")
+    table = Table(title=f"after {rounds}, {final.get('seconds', 0):.0f} s")
     table.add_column("accuracy", justify="left")
     for column in ("raw pixels", "untrained", "trained"):
         table.add_column(column, justify="right")

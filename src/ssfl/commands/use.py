@@ -41,7 +41,7 @@ def embed(
     out: Annotated[Path, typer.Option("--out", "-o", help="features.npy or features.parquet.")],
     client: Client = None,
 ) -> None:
-    """Turn images into features. With .npy, the file names go beside it as .csv.
+    """Turn images into features. Beside NAME.npy, the images' names go into NAME.files.csv.
 
     Example: ssfl embed runs/demo photos/ -o features.npy
     """
@@ -60,7 +60,8 @@ def embed(
         import numpy as np
 
         np.save(out, features.numpy())
-        _write_csv(out.with_suffix(".csv"), [["file"], *[[str(file)] for file in files]])
+        # Not NAME.csv, which may well hold the labels of the same images.
+        _write_csv(out.with_suffix(".files.csv"), [["file"], *[[str(file)] for file in files]])
     else:
         _write_parquet(out, files, features)
     count, width = features.shape

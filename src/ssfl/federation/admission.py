@@ -13,6 +13,8 @@ from torch import Tensor
 from ssfl.federation.known import Known
 from ssfl.federation.messages import Failure, Reason, Reply, Task, failed
 
+_RUNAWAY = "if all are so, lower local.lr or server.lr"
+
 
 class Admission:
     """Checks replies to training tasks; remembers how large honest updates have been.
@@ -70,10 +72,10 @@ class Admission:
         norm = float(torch.linalg.vector_norm(reply.delta))
         norm *= reply.joint.effective_steps if reply.joint else 1  # FedNova's mean is per step
         if not norm < float("inf"):  # NaN fails this too
-            return "its update is not finite"
+            return f"its update is not finite ({_RUNAWAY})"
         limit = self._limit(task.theta)
         if norm > limit:
-            return f"its update's norm is {norm:.3g}, over the limit of {limit:.3g}"
+            return f"its update's norm is {norm:.3g}, over the limit of {limit:.3g} ({_RUNAWAY})"
         self._norms.append(norm)
         return None
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ssfl.algorithms.learner import effective_steps
-from ssfl.errors import ConfigError, FederationError
+from ssfl.errors import FederationError
 from ssfl.federation.messages import Joint, Reply
 from ssfl.federation.options import ServerOptions
 from ssfl.federation.spares import Spares
@@ -185,11 +185,6 @@ def build_aggregator(
 ) -> Aggregator:
     """The aggregator of one round from Θ = `theta`; `momentum` is that of the clients' SGD."""
     if options.aggregation == "l-dawa":
-        if options.optimizer == "fednova":
-            raise ConfigError(
-                "server.aggregation 'l-dawa' and server.optimizer 'fednova' both say what an "
-                "update counts for: choose one of them"
-            )
         return LayerwiseAggregator(expected_weight, layout, theta, spares)
     if options.optimizer == "fednova":
         return NormalisedAggregator(expected_weight, layout, momentum, spares)

@@ -1,10 +1,13 @@
 """Knobs of the server: who takes part, how updates are combined, and how patient it is."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from ssfl.section import Section
+
+ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
+"""Server optimizers that divide Δ̄ by its own size: η is then how far a weight moves in a round."""
 
 
 class ServerOptions(Section):
@@ -21,7 +24,8 @@ class ServerOptions(Section):
     )
     """What turns the mean Δ into the next Θ."""
     lr: float = Field(1.0, gt=0)
-    """Server learning rate (1 is plain FedAvg)."""
+    """Server learning rate (1 is plain FedAvg). If not set, fedadam, fedyogi and fedadagrad take
+    0.01."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Server momentum (FedAvgM) and β₁ (FedAdam, FedYogi)."""
     beta2: float = Field(0.99, ge=0, lt=1)
@@ -48,6 +52,22 @@ class ServerOptions(Section):
     max_norm_ratio: float = Field(30.0, gt=1)
     """Refuse an update whose norm is this many times the median of the last round's (round 0: of
     Θ's own norm)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adaptive_rules_take_short_steps(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("optimizer") in ADAPTIVE:
+            return {"lr": 0.01, **given}
+        return given
+
+    @model_validator(mode="after")
+    def _one_rule_says_what_an_update_counts_for(self) -> "ServerOptions":
+        if self.aggregation == "l-dawa" and self.optimizer == "fednova":
+            raise ValueError(
+                "aggregation 'l-dawa' and optimizer 'fednova' both say what an update counts for: "
+                "choose one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sums_need_no_single_updates(self) -> "ServerOptions":

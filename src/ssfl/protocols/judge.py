@@ -81,7 +81,8 @@ def evaluate(
     progress: Progress = silent,
 ) -> Evaluation:
     """Judge the last checkpoint by `protocols` (`TABLES` if not given); writes
-    RUN/evaluation.json. Figures of other protocols measured before, in the same way, are kept."""
+    RUN/evaluation.json. Figures of other protocols measured before, in the same way, are kept;
+    a note names those that are not."""
     run = run if isinstance(run, Run) else Run(run)
     chosen = TABLES if protocols is None else tuple(protocols)
     for name in chosen:
@@ -90,7 +91,7 @@ def evaluate(
     bench = Bench(run, data, progress)
     found, path = judge(bench, chosen, options or ProtocolOptions()), run.path / "evaluation.json"
     before = load_evaluation(path) if bench.labelled else None
-    if before is not None and (before.rounds, before.options) == (found.rounds, found.options):
+    if before is not None:
         found = before.updated(found)
     found.save(path)
     return found

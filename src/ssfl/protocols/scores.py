@@ -66,6 +66,12 @@ class Score:
     def title(self) -> str:
         return title(self.name)
 
+    @property
+    def reads(self) -> set[str]:
+        """The options it depends on. (A share of the labels is part of its name.)"""
+        classifier = {section for section in ("linear", "finetune") if section in self.name}
+        return classifier | ({"clients"} if self.over == "clients" else set())
+
 
 def over_images(name: str, accuracy: float, images: int) -> Score:
     """A figure on one test set."""
@@ -88,7 +94,7 @@ class Evaluation:
     health: dict[str, dict[str, float | None]]
     """Label-free figures by encoder: "global", or a client's number."""
     notes: list[str] = field(default_factory=list)
-    """What could not be measured, and why."""
+    """What could not be measured, and why; what was measured before and is gone."""
     seconds: dict[str, float] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -101,16 +107,31 @@ class Evaluation:
         raise KeyError(f"{name} was not measured; there are: {known}")
 
     def updated(self, newer: "Evaluation") -> "Evaluation":
-        """These figures with those of a later evaluation of the same checkpoint in their place."""
+        """These figures with a later evaluation's in their place. What was measured of another
+        checkpoint, or with other options than are read now, goes, and a note says so."""
         again = {score.name for score in newer.scores}
-        kept = [score for score in self.scores if score.name not in again]
-        scores = sorted([*kept, *newer.scores], key=lambda score: score.over != "images")
-        return replace(
+        others = [score for score in self.scores if score.name not in again]
+        if self.rounds != newer.rounds:
+            return newer._noting(others, f"at round {self.rounds}")
+        read = {option for score in newer.scores for option in score.reads}
+        changed = {name for name in read if self.options.get(name) != newer.options.get(name)}
+        kept = [score for score in others if not score.reads & changed]
+        gone = [score for score in others if score.reads & changed]
+        both = replace(
             newer,
-            scores=scores,
+            scores=sorted([*kept, *newer.scores], key=lambda score: score.over != "images"),
             health=self.health | newer.health,
             seconds=self.seconds | newer.seconds,
+            options=self.options | {name: newer.options[name] for name in read},
         )
+        return both._noting(gone, f"with another setting of {', '.join(sorted(changed))}")
+
+    def _noting(self, dropped: Sequence[Score], how: str) -> "Evaluation":
+        """With a note about figures that were measured before, and how."""
+        if not dropped:
+            return self
+        names = ", ".join(score.name for score in dropped)
+        return replace(self, notes=[*self.notes, f"dropped what was measured {how}: {names}"])
 
     def save(self, path: Path) -> None:
         """Write everything as JSON."""

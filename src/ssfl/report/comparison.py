@@ -16,7 +16,7 @@ from ssfl.report import parts
 from ssfl.report.charts import Number, Series, line_chart, percent, plain
 from ssfl.report.record import Record
 from ssfl.report.single import footer
-from ssfl.report.words import duration, named
+from ssfl.report.words import duration, named, rounds
 from ssfl.run import Run
 from ssfl.section import flat
 
@@ -95,7 +95,7 @@ def _runs(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
         about = (
             f"{named(config.algorithm.name)} with {named(config.ssl.method)} on "
             f"{named(record.facts['data'])}, {record.facts['clients']:,} clients, "
-            f"{len(record.rounds):,} rounds in {duration(spent)}"
+            f"{rounds(record)} in {duration(spent)}"
         )
         items.append(f'<li><i class="c{i % 10}"></i>{text}: {escape(about)}</li>')
     return f'<ul class="legend runs">{"".join(items)}</ul>'

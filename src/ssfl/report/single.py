@@ -40,6 +40,7 @@ def write_report(run: Run | str | Path, data: FederatedData | None = None) -> Pa
 def render(run: Run, data: FederatedData | None = None) -> str:
     """The page as HTML. Where the images are not at hand, what needs them is left out."""
     record = Record(run)
+    configuration = _configuration(record)  # where that cannot be read, there is nothing to show
     bench, missing = None, ""
     try:
         bench = Bench(run, data)
@@ -54,7 +55,7 @@ def render(run: Run, data: FederatedData | None = None) -> str:
         pictures.features(bench) if bench else "",
         operations.timing(record),
         operations.replies(record),
-        _configuration(record),
+        configuration,
     ]
     body = _header(record, sections, missing) + "".join(sections) + footer()
     return parts.page(record.name, body)

@@ -45,6 +45,13 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def rounds(record: Record) -> str:
+    """How many were played, and out of how many where that is not all."""
+    done, asked = len(record.rounds), record.run.config.server.rounds
+    count = f"{done:,}" if done == asked else f"{done:,} of {asked:,}"
+    return f"{count} round" if asked == 1 else f"{count} rounds"
+
+
 def summary(record: Record) -> str:
     """One paragraph: who trained what on which images, for how long, and what came of it."""
     return " ".join((_setting(record), _effort(record), _outcome(record))).strip()
@@ -77,15 +84,14 @@ def _split(record: Record) -> str:
 
 
 def _effort(record: Record) -> str:
-    config, done = record.run.config, len(record.rounds)
+    config = record.run.config
     asked = config.server.clients_per_round
     each = f", {asked} clients in each," if asked and asked < record.facts["clients"] else ""
     epochs = config.local.epochs
     passes = "one local epoch" if epochs == 1 else f"{epochs} local epochs"
-    whole = f"{done:,}" if done == config.server.rounds else f"{done:,} of {config.server.rounds:,}"
     spent = sum(row.get("seconds") or 0 for row in record.rounds)
     return (
-        f"It ran for {whole} rounds{each} of {passes}, {duration(spent)} in all, on a "
+        f"It ran for {rounds(record)}{each} of {passes}, {duration(spent)} in all, on a "
         f"{named(config.model.backbone)} network, seed {config.seed}."
     )
 

@@ -181,7 +181,7 @@ def _as_onnx(encoder: Encoder, about: str) -> bytes:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "ONNX export needs two more packages: install them with `pip install ssfl[onnx]`"
+            "ONNX export needs two more packages: install them with `pip install 'ssfl[onnx]'`"
         ) from error
     channels, size = encoder.mean.shape[1], encoder.image_size
     example = torch.rand(2, channels, size, size, generator=torch.Generator().manual_seed(0))
