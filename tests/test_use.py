@@ -85,6 +85,19 @@ def test_an_adapted_encoder_is_the_one_its_client_is_judged_by(tmp_path: Path) -
     assert not torch.allclose(loaded(pixels()), run.global_encoder()(pixels()))
 
 
+def test_a_client_that_was_never_drawn_has_the_encoder_it_is_judged_by(tmp_path: Path) -> None:
+    config = tiny(algorithm={"name": "per-ssfl"}, server={"rounds": 1, "clients_per_round": 1})
+    run = train(config, out=tmp_path / "run")
+    (drawn,) = run.store.clients()
+    assert not torch.allclose(load_encoder(run, drawn)(pixels()), load_encoder(run)(pixels()))
+    for client in set(run.clients) - {drawn}:
+        judged = Bench(run).features_of(client, pixels())
+        assert torch.allclose(load_encoder(run, client)(pixels()), judged, atol=1e-5)
+    with pytest.raises(ConfigError, match="there is no client 4"):
+        run.personal_encoder(4)
+    call("export", run.path, "--client", client, "-o", tmp_path / "encoder.pt")
+
+
 def test_onnx_equals_torch_for_any_number_of_images(run: Run, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

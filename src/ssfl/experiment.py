@@ -17,6 +17,7 @@ from ssfl.assemble import build_host, build_hosts, build_server, load_federated
 from ssfl.comm import COMMUNICATORS, join
 from ssfl.config import Config, load_config
 from ssfl.data.federated import FederatedData
+from ssfl.data.sources.sites import SitesOptions
 from ssfl.errors import ConfigError, DataError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint, save_checkpoint
 from ssfl.federation.client import Host
@@ -83,6 +84,7 @@ def train(
         return Run(worked_for)
     if not isinstance(config, Config):
         config = load_config(config)
+    _check_images_are_here(config)
     run = Run.create(_from_anywhere(config), out)
     try:
         Experiment(run, comm, display or Quiet()).play()
@@ -107,8 +109,19 @@ def resume(path: str | Path, *, comm: str = "local", display: Display | None = N
     if (worked_for := join(comm)) is not None:
         return Run(worked_for)
     run = Run(path)
+    if run.served or run.config.here is not None:
+        raise ConfigError(f"{path} is part of a federation of sites: go on with `{run.way_on}`")
+    _check_images_are_here(run.config)
     Experiment(run, comm, display or Quiet()).play()
     return run
+
+
+def _check_images_are_here(config: Config) -> None:
+    if isinstance(config.data, SitesOptions) and config.here is None:
+        raise ConfigError(
+            'data.source = "sites" means images that stay at sites: start the run with '
+            "`ssfl serve`, and every site with `ssfl site start`"
+        )
 
 
 class Experiment:

@@ -2,6 +2,7 @@
 
 config.toml            as resolved            facts.json      what the data looked like
 metrics.jsonl          every figure           final.json      the last ones
+serve.json             a coordinator's: how its sites reach it
 checkpoints/           the server's state     clients/        personal states
 tensorboard/           events                 report.html     the page to look at
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ssfl.algorithms import ALGORITHMS
 from ssfl.config import Config, load_config, to_toml
 from ssfl.data.images import DataSet
 from ssfl.encoder import Encoder
@@ -28,6 +30,8 @@ from ssfl.models.flat import FlatModel
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Method
 from ssfl.tracking import Row, read_rows
+
+SERVED = "serve.json"
 
 
 class Run:
@@ -43,11 +47,13 @@ class Run:
         """A new run directory; without a path, `runs/NAME`, `runs/NAME-2`, ..."""
         folder = Path(path) if path is not None else _new_folder(Path("runs") / config.name)
         with claimed(folder / ".lock") as mine:
-            if not mine or (folder / "config.toml").exists():
+            if (folder / "config.toml").exists():
                 raise ConfigError(
-                    f"{folder} holds a run already: go on with it by "
-                    f"`ssfl train --resume {folder}`, or choose another --out"
+                    f"{folder} holds a run already: go on with it by `{cls(folder).way_on}`, "
+                    "or choose another --out"
                 )
+            if not mine:
+                raise ConfigError(f"{folder} holds a run already, just begun: choose another --out")
             write_text(folder / "config.toml", to_toml(config))
         return cls(folder)
 
@@ -75,6 +81,18 @@ class Run:
         return load_config(self.path / "config.toml")
 
     @property
+    def served(self) -> bool:
+        """Whether it is a coordinator's: its clients and what they have learned are at sites."""
+        return (self.path / SERVED).is_file()
+
+    @property
+    def way_on(self) -> str:
+        """The command that goes on with this run."""
+        if self.config.here is not None:  # SITE/runs/ID
+            return f"ssfl site start {self.path.resolve().parents[1]}"
+        return f"ssfl {'serve' if self.served else 'train --resume'} {self.path}"
+
+    @property
     def metrics(self) -> list[Row]:
         """Every row of the record, in order."""
         return read_rows(self.path / "metrics.jsonl")
@@ -99,9 +117,22 @@ class Run:
 
     @property
     def clients(self) -> Sequence[int]:
-        """Ids of the clients of this run; at a site, of its own."""
-        here = self.config.here
-        return range(self.facts["clients"]) if here is None else here.clients
+        """Ids of the clients of this run; at a site, of its own; at a coordinator, of those who
+        have taken part."""
+        if self.config.here is not None:
+            return self.config.here.clients
+        if self.served:
+            return sorted({client for row in self.metrics for client in row.get("took_part", ())})
+        return range(self.facts["clients"])
+
+    def check_client(self, client: int) -> None:
+        """Say who there is, if this one is not among them."""
+        there = self.clients
+        if client not in there:
+            ids = (
+                f"0 to {len(there) - 1}" if isinstance(there, range) else ", ".join(map(str, there))
+            )
+            raise ConfigError(f"there is no client {client}: this run's are {ids}")
 
     def write_facts(self, dataset: DataSet, clients: int) -> None:
         _, channels, size, _ = dataset.train.pixels.shape
@@ -129,6 +160,13 @@ class Run:
         """The clients' states of this run."""
         return StateStore(self.path / "clients", self.config.run.store_mb << 20)
 
+    def check_has_state(self, client: int) -> None:
+        """What a coordinator's clients have learned is at their sites."""
+        if self.served:
+            raise ConfigError(
+                f"client {client}'s encoder is not in {self.path} but at its site: ask for it there"
+            )
+
     def checkpoint(self) -> Checkpoint:
         """The last checkpoint, which must exist."""
         found = latest_checkpoint(self.checkpoints)
@@ -148,13 +186,18 @@ class Run:
         return self._encoder(model.module)
 
     def personal_encoder(self, client: int) -> Encoder:
-        """θ_k's encoder for algorithms that have one, as of the last checkpoint."""
+        """θ_k's encoder for algorithms that have one, as of the last checkpoint. A client that has
+        not trained yet has Θ's: that is where θ_k starts."""
+        algorithm = self.config.algorithm.name
+        if not ALGORITHMS[algorithm].personal:
+            raise CheckpointError(
+                f"client {client} has no personal model in {self.path} (algorithm {algorithm})"
+            )
+        self.check_client(client)
+        self.check_has_state(client)
         state = self.store.get(client, before=self.checkpoint().rounds)
         if state.personal is None:
-            raise CheckpointError(
-                f"client {client} has no personal model in {self.path} "
-                f"(algorithm {self.config.algorithm.name})"
-            )
+            return self.global_encoder()
         model = self._model()
         if state.personal.shape != model.vector.shape:
             raise CheckpointError(

@@ -2,9 +2,11 @@
 
 With NAP=ROUND:SECONDS in the environment a site sleeps before it trains in that round, the first
 time. With RECORD=FOLDER, it and the programs it starts write every byte of every request they send
-to files in FOLDER. With SPOIL=ROUND, some of its clients send what cannot be right (`SPOILT`).
+to files in FOLDER. With SPOIL=ROUND, some of its clients send what cannot be right (`SPOILT`). With
+GARBLE=ROUND, its message of that round is one that Flower cannot read.
 """
 
+import logging
 import os
 import sys
 import time
@@ -66,6 +68,21 @@ def spoil(round_: int) -> None:
     LocalCommunicator.exchange = exchange_badly
 
 
+def garble(round_: int) -> None:
+    """Have the site send a record whose head is well and whose body is nonsense."""
+    from ssfl.comm.flower import site
+
+    write = site.write_replies
+
+    def write_badly(replies):
+        content = write(replies)
+        if replies[0].round == round_:
+            content["replies"].deflate = lambda: b"ConfigRecord  4\0oops"
+        return content
+
+    site.write_replies = write_badly
+
+
 def main() -> None:
     import typer
 
@@ -77,6 +94,9 @@ def main() -> None:
         nap(int(round_), float(seconds))
     if "SPOIL" in os.environ:
         spoil(int(os.environ["SPOIL"]))
+    if "GARBLE" in os.environ:
+        garble(int(os.environ["GARBLE"]))
+    logging.basicConfig(level=logging.WARNING)  # as the command line does
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command("certs")(federation.certs)
     app.command("serve")(federation.serve)

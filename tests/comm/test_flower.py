@@ -3,8 +3,8 @@
 Three federations are run, and every test looks at one of them. The quiet one must end bit for bit
 where a single process ends; one whose sites sum their clients' updates ends there but for rounding.
 In the third a site, the SuperLink and the coordinator are killed in turn, strangers knock, clients
-send what cannot be right, and it must end where a single process ends that misses the same clients
-in the same rounds.
+send what cannot be right, a site sends what cannot be read, and it must end where a single process
+ends that misses the same clients in the same rounds.
 """
 
 import contextlib
@@ -331,6 +331,8 @@ def test_flower_keeps_its_files_to_the_run_and_the_site(quiet):
     assert not list((quiet.home / "user").iterdir())
     for place in ("run", *SITES):
         assert (quiet.home / place / "flower" / "home").is_dir()
+    for name in ("serve", *SITES):
+        assert "flwr" not in quiet.log(name)
 
 
 def test_no_process_is_left(calm):
@@ -369,7 +371,7 @@ def knock(federation, name, **changes):
 def bad_day(tmp_path_factory):
     home = tmp_path_factory.mktemp("bad-day")
     config = recipe(
-        server={"rounds": 5, "deadline": 90.0, "min_replies": 0.3},
+        server={"rounds": 6, "deadline": 90.0, "min_replies": 0.3},
         evaluation={"every": 0},
         run={"checkpoint_every": 1},
     )
@@ -377,7 +379,7 @@ def bad_day(tmp_path_factory):
     run, strangers = home / "run", {}
     try:
         server = federation.serve()
-        federation.start_site("north", NAP="3:6", SPOIL="4")
+        federation.start_site("north", NAP="3:6", SPOIL="4", GARBLE="5")
         south = federation.start_site("south", NAP="1:30")
         federation.wait_for(lambda: "round 1: train" in federation.log("south"), server)
         (node,) = children(south.pid)
@@ -408,13 +410,13 @@ def bad_day(tmp_path_factory):
         for stranger in strangers.values():
             stranger.stop()
         federation.close()
-    assert Run(run).checkpoint().rounds == 5
+    assert Run(run).checkpoint().rounds == 6
     return BadDay(federation, refused, south.pid)
 
 
 def test_a_site_killed_in_mid_round_costs_its_own_clients_and_comes_back(bad_day):
     rows = [row for row in Run(bad_day.federation.home / "run").metrics if row["kind"] == "round"]
-    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4, 5]
     assert rows[0]["accepted"] == 6
     assert rows[1]["accepted"] == 3
     assert sum(rows[1]["failures"].values()) == 3
@@ -423,8 +425,8 @@ def test_a_site_killed_in_mid_round_costs_its_own_clients_and_comes_back(bad_day
 
 
 def test_what_cannot_be_right_is_refused_with_its_clients_id_and_the_round_goes_on(bad_day):
-    *_, last = (r for r in Run(bad_day.federation.home / "run").metrics if r["kind"] == "round")
-    assert (last["accepted"], last["failures"]) == (2, {"refused": 4})
+    rows = [row for row in Run(bad_day.federation.home / "run").metrics if row["kind"] == "round"]
+    assert (rows[4]["accepted"], rows[4]["failures"]) == (2, {"refused": 4})
     log = bad_day.federation.log("serve-again")
     for client, complaint in {
         0: "over the limit",
@@ -433,6 +435,13 @@ def test_what_cannot_be_right_is_refused_with_its_clients_id_and_the_round_goes_
         3: "not finite",
     }.items():
         assert re.search(f"round 4: client {client} refused: .*{complaint}", log)
+
+
+def test_a_message_that_flower_cannot_read_costs_its_own_site_and_the_run_goes_on(bad_day):
+    rows = [row for row in Run(bad_day.federation.home / "run").metrics if row["kind"] == "round"]
+    assert (sorted(rows[5]["took_part"]), rows[5]["failures"]) == ([3, 4, 5], {"error": 3})
+    log = bad_day.federation.log("serve-again")
+    assert "round 5: client 0 error: its site's message cannot be read" in log
 
 
 def test_the_superlink_is_started_again_and_the_run_goes_on(bad_day):
@@ -463,15 +472,15 @@ def test_nothing_is_lost_on_a_bad_day(bad_day, monkeypatch, tmp_path):
             return [self._hosts[0].data.size(client) for client in self.clients()]
 
         def exchange(self, task, clients, deadline=None):
-            gone = SITES["south"] if self._row()["accepted"] == 3 else ()
-            spoilt = SPOILT if task.kind is TaskKind.TRAIN and task.round == 4 else ()
+            gone = SITES["south"] if {"lost", "deadline"} & set(self._row()["failures"]) else ()
+            refused = {4: SPOILT, 5: SITES["north"]} if task.kind is TaskKind.TRAIN else {}
             for client in clients:
                 if client in gone:
                     yield failed(client, task, Reason.LOST, "as it was")
                     continue
                 reply = self._hosts[0].handle(client, task)
-                refused = failed(client, task, Reason.REFUSED, "as it was")
-                yield refused if client in spoilt else reply
+                failure = failed(client, task, Reason.REFUSED, "as it was")
+                yield failure if client in refused.get(task.round, ()) else reply
             if task.kind is TaskKind.TRAIN:
                 self.round = min(self.round + 1, len(rows) - 1)
 
@@ -489,7 +498,7 @@ def test_nothing_is_lost_on_a_bad_day(bad_day, monkeypatch, tmp_path):
     for name, clients in SITES.items():
         store = federation.site_run(name).store
         for client in clients:
-            assert torch.equal(store.get(client, 5).personal, same.store.get(client, 5).personal)
+            assert torch.equal(store.get(client, 6).personal, same.store.get(client, 6).personal)
 
 
 @pytest.mark.parametrize("who", ["unregistered key", "wrong CA", "plain text"])

@@ -1,9 +1,13 @@
 """The way docs/deploying.md tells it: the commands, a coordinator without an image, and sites that
 have nothing but folders. Flower's own programs are left out here; `test_flower` has them."""
 
+import html
 import json
+import logging
 import math
+import re
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -22,13 +26,15 @@ from ssfl.comm import COMMUNICATORS
 from ssfl.comm.flower.host import SiteKeeper, build_hosts, load_site
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.records import read_replies, write_replies
-from ssfl.comm.flower.serve import check_keys
+from ssfl.comm.flower.serve import ServeOptions, check_keys, write_settings
 from ssfl.comm.flower.site import SiteAnswers
 from ssfl.comm.local import LocalCommunicator
+from ssfl.commands.federation import logging_apart
 from ssfl.config import load_config, to_toml
-from ssfl.errors import ConfigError
-from ssfl.experiment import train
+from ssfl.errors import ConfigError, SSFLError
+from ssfl.experiment import Experiment, Quiet
 from ssfl.federation.messages import Task, TaskKind
+from ssfl.protocols.judge import evaluate
 from ssfl.run import Run
 from ssfl.use import load_encoder
 
@@ -63,6 +69,14 @@ def ssfl_command(*arguments):
     done = CliRunner().invoke(app, [str(part) for part in arguments])
     assert done.exit_code == 0, (done.output, done.exception)
     return done.output
+
+
+def refused_command(*arguments):
+    """What is said of a command that cannot be done."""
+    done = CliRunner().invoke(app, [str(part) for part in arguments])
+    assert isinstance(done.exception, SSFLError), (done.output, done.exception)
+    assert "\n" not in str(done.exception)
+    return str(done.exception)
 
 
 def paint(folder, count, generator):
@@ -113,7 +127,10 @@ def play(home, out="run", spoil=lambda reply: reply):
     pretend_grid.grids.append(PretendGrid(**nodes | {"n1": first}))
     COMMUNICATORS.register("pretend", "pretend_grid:connect")
     try:
-        return train(load_config(home / "ours.toml"), out=home / out, comm="pretend")
+        run = Run.create(load_config(home / "ours.toml"), home / out)
+        write_settings(run.path, ServeOptions(keys=home / "keys"))
+        Experiment(run, "pretend", Quiet()).play()
+        return run
     finally:
         del COMMUNICATORS._targets["pretend"]
 
@@ -174,10 +191,10 @@ def ward(request, tmp_path):
         "fedbn": ["algorithm.name=global-ssfl", "local.batch_norm=fedbn"],
     }[request.param]
     (tmp_path / "ours.toml").write_text(OURS)
-    (tmp_path / "ca.pem").touch()
+    ssfl_command("certs", tmp_path / "keys")
     ssfl_command(
         *("site", "init", tmp_path / "site", "--server", "192.0.2.7:9092", "--clients", "3,2"),
-        *("--ca", tmp_path / "ca.pem", "--recipe", tmp_path / "ours.toml"),
+        *("--ca", tmp_path / "keys" / "ca.pem", "--recipe", tmp_path / "ours.toml"),
         *("--data", tmp_path / "ward"),
         *(word for setting in settings for word in ("--set", setting)),
     )
@@ -229,25 +246,191 @@ def test_a_sites_page_shows_its_own_clients_images(ward):
     page = (run.path / "report.html").read_text()
     map_ = page.partition("Features by client")[2].partition("</svg>")[0]
     assert map_.count("<circle") == 12 + 17
+    assert "A site's clients 3, 2 trained" in html.unescape(page)
+    assert "It ran for 1 of 2 rounds of one local epoch, on a small network" in page
+    ssfl_command("evaluate", run.path)
+    ssfl_command("report", run.path)
+    assert 'data-figure="client_rank"' in (run.path / "report.html").read_text()
 
 
-def test_a_coordinator_has_no_encoder_that_is_made_from_images(federation):
+def coordinated_with(federation, folder, *settings):
+    """The coordinator's run as if it had been of another configuration."""
+    _, run = federation
+    shutil.copytree(run.path, folder)
+    config = load_config(run.path / "config.toml", settings)
+    (folder / "config.toml").write_text(to_toml(config))
+    return Run(folder)
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("algorithm.name=per-ssfl", "client 1's encoder is not in .*run but at its site"),
+        ("algorithm.name=la-ssfl", "the images of .*run are at its sites"),
+    ],
+)
+def test_a_coordinator_has_nobodys_own_encoder(federation, tmp_path, setting, complaint):
+    run = coordinated_with(federation, tmp_path / "run", setting)
+    with pytest.raises(ConfigError, match=complaint):
+        load_encoder(run, 1)
+
+
+@pytest.mark.parametrize("setting", ["algorithm.name=per-ssfl", "local.batch_norm=fedbn"])
+def test_nor_does_it_take_theta_for_theirs_after_a_rehearsal(federation, tmp_path, setting):
+    rehearsal = ("data.source=shapes", "data.train=60", "data.test=20", "data.image_size=16")
+    run = coordinated_with(federation, tmp_path / "run", *rehearsal, setting)
+    with pytest.raises(ConfigError, match="client 0's encoder is not in"):
+        evaluate(run, ["knn"])
+
+
+def test_a_coordinator_knows_its_clients_by_their_own_ids(federation, tmp_path):
+    run = coordinated_with(federation, tmp_path / "run", "algorithm.name=global-ssfl")
+    for row in (rows := run.metrics):
+        row["took_part"] = [7, 40] if row["kind"] == "round" else []
+    (run.path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    images = torch.rand(2, 3, 16, 16)
+    assert torch.equal(load_encoder(run, 40)(images), run.global_encoder()(images))
+    with pytest.raises(ConfigError, match="there is no client 0: this run's are 7, 40"):
+        load_encoder(run, 0)
+
+
+def test_a_coordinators_page_shows_what_its_sites_sent(federation):
+    _, run = federation
+    ssfl_command("report", run.path)
+    page = (run.path / "report.html").read_text()
+    assert "3 clients trained a shared encoder and one of their own each" in page
+    assert "images of 16 × 16 pixels, up to 38 in a round, without using any label. It" in page
+    figures = {*re.findall('data-figure="(.*?)"', page)}
+    assert {"loss", "movement", "client_rank", "timing"} <= figures
+    assert not {"sizes", "tsne_client"} & figures
+
+
+def test_a_coordinator_that_is_asked_to_evaluate_says_where_the_images_and_figures_are(federation):
+    _, run = federation
+    refused = refused_command("evaluate", run.path)
+    assert f"the images of {run.path} are at its sites" in refused
+    assert f"`ssfl report {run.path}`" in refused
+    assert not (run.path / "evaluation.json").exists()
+
+
+def test_what_sites_train_is_not_trained_by_one_process(federation, tmp_path):
     home, run = federation
-    config = load_config(run.path / "config.toml", ["algorithm.name=la-ssfl"])
-    shutil.copytree(run.path, home / "adapted")
-    (home / "adapted" / "config.toml").write_text(to_toml(config))
-    with pytest.raises(ConfigError, match="client 1's images are not here"):
-        load_encoder(home / "adapted", 1)
+    told = refused_command("train", home / "ours.toml", "--out", tmp_path / "new")
+    assert "`ssfl serve`" in told
+    assert "`ssfl site start`" in told
+    assert not (tmp_path / "new").exists()
+    assert f"go on with `ssfl serve {run.path}`" in refused_command("train", "--resume", run.path)
+    site = home / "first"
+    told = refused_command("train", "--resume", site / "runs" / pretend_grid.RUN)
+    assert f"go on with `ssfl site start {site}`" in told
+    (run.path / "serve.json").rename(tmp_path / "serve.json")
+    try:  # neither is one that never got so far as to be served
+        assert "`ssfl serve`" in refused_command("train", "--resume", run.path)
+    finally:
+        (tmp_path / "serve.json").rename(run.path / "serve.json")
+
+
+def test_info_tells_a_coordinators_run_and_a_sites_from_others(federation, tmp_path):
+    home, run = federation
+    said = ssfl_command("info", run.path)
+    assert "a coordinator's: its clients, their images and encoders are at sites" in said
+    assert "2 of 2 rounds saved" in said
+    assert "not finished" not in said
+    said = ssfl_command("info", home / "second" / "runs" / pretend_grid.RUN)
+    assert "a site's part of a federation: clients 1, 2" in said
+    assert "2 of 2 rounds saved" in said
+    assert "not finished" not in said
+    longer = coordinated_with(federation, tmp_path / ("long-" * 20), "server.rounds=5")
+    said = ssfl_command("info", longer.path)
+    assert f"not finished: go on with `ssfl serve {longer.path}`" in said  # on one line
+
+
+def test_bad_options_of_serve_are_one_sentence_and_leave_nothing(federation, tmp_path):
+    home, _ = federation
+    for option, value, complaint in (
+        ("--port", 99999, "--port = 99999: it should be less than or equal to 65535"),
+        ("--clients", -1, "--clients = -1: it should be greater than or equal to 0"),
+        ("--patience", -1, "--patience = -1.0: it should be greater than 0"),
+    ):
+        told = refused_command(
+            *("serve", home / "ours.toml", "--keys", home / "keys", "--out", tmp_path / "new"),
+            *(option, value),
+        )
+        assert told == complaint
+        assert not (tmp_path / "new").exists()
+
+
+def test_bad_options_of_certs_are_one_sentence_and_leave_nothing(tmp_path):
+    for option, value, complaint in (
+        ("--days", -4, "--days -4: give a number from 1 to 36500"),
+        ("--days", 0, "--days 0: give a number from 1 to 36500"),
+        ("--days", 10**12, "give a number from 1 to 36500"),
+        ("--host", "bad host name!", "--host bad host name!: give a name like fl.example.org"),
+        ("--host", "192.0.2.7:9092", "without a port"),
+        ("--host", "bücher.example", "give a name like"),
+    ):
+        assert complaint in refused_command("certs", tmp_path / "keys", option, value)
+        assert not (tmp_path / "keys").exists()
+
+
+def test_bad_options_of_a_site_are_one_sentence_and_leave_nothing(federation, tmp_path):
+    home, _ = federation
+    well = {
+        "--server": "192.0.2.7:9092",
+        "--ca": home / "keys" / "ca.pem",
+        "--recipe": home / "ours.toml",
+        "--clients": "0",
+    }
+    for option, value, complaint in (
+        ("--workers", 0, "--workers = 0: it should be greater than or equal to 1"),
+        ("--clients", "0,0", "--clients: a client is named twice"),
+        ("--clients", "0,x", "--clients.1 = 'x'"),
+        ("--server", "192.0.2.7", "--server: 192.0.2.7 is no address of a coordinator"),
+        ("--server", "192.0.2.7:99999", "write it as host:port"),
+        ("--ca", home / "ours.toml", "ours.toml is no certificate"),
+        ("--ca", home / "nowhere.pem", "nowhere.pem is no certificate"),
+        ("--data", home / "nowhere", "there is no folder"),
+    ):
+        options = [part for pair in (well | {option: value}).items() for part in pair]
+        assert complaint in refused_command("site", "init", tmp_path / "site", *options)
+        assert not (tmp_path / "site").exists()
+
+
+def test_flowers_log_lines_go_to_a_file_and_ours_to_the_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(sys.stderr)])
+    before = [logger_state(name) for name in ("ssfl", "flwr")]
+    with logging_apart(tmp_path / "flower" / "serve.log"):
+        logging.getLogger("ssfl.comm").info("site north joined")
+        logging.getLogger("flwr").debug("connected")
+        logging.getLogger("flwr").warning("connection lost")
+    assert [logger_state(name) for name in ("ssfl", "flwr")] == before
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" INFO ")[2] for line in said] == ["site north joined"]
+    assert "connection lost" in (tmp_path / "flower" / "serve.log").read_text()
+
+
+def logger_state(name):
+    logger = logging.getLogger(name)
+    return logger.handlers, logger.level, logger.propagate
+
+
+def test_a_site_without_images_is_told_how_to_give_them(federation):
+    home, _ = federation
+    (home / "second" / "site.toml").rename(home / "kept.toml")
+    try:
+        (home / "second" / "site.toml").write_text('server = "192.0.2.7:9092"\nclients = [1]\n')
+        told = refused_command("site", "start", home / "second")
+    finally:
+        (home / "kept.toml").rename(home / "second" / "site.toml")
+    assert told == "the recipe's images are at sites: give this site's with --data"
 
 
 def test_a_second_init_does_not_overwrite_a_sites_key(federation):
     home, _ = federation
-    done = CliRunner().invoke(
-        app,
-        [
-            *("site", "init", str(home / "first"), "--server", "192.0.2.7:9092", "--clients", "0"),
-            *("--ca", str(home / "keys" / "ca.pem"), "--recipe", str(home / "ours.toml")),
-        ],
+    told = refused_command(
+        *("site", "init", home / "first", "--server", "192.0.2.7:9092", "--clients", "0"),
+        *("--ca", home / "keys" / "ca.pem", "--recipe", home / "ours.toml"),
     )
-    assert isinstance(done.exception, ConfigError)
-    assert "exists already" in str(done.exception)
+    assert "exists already" in told
+    assert f"{home / 'first' / 'site.toml'}" in told
+    assert f"`ssfl site start {home / 'first'} --data FOLDER`" in told

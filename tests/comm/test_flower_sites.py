@@ -187,6 +187,43 @@ def test_a_site_cannot_answer_for_anothers_client(caplog):
     assert "client 1, which is not its own" in caplog.text
 
 
+def test_a_site_cannot_answer_a_message_that_another_was_sent():
+    grid = PretendGrid()
+    honest, another = site(0), site(1)
+
+    def impostor(message):
+        """Says in its own envelope that it answers the message before, which was site 2's."""
+        answer = honest(message)
+        answer.metadata.__dict__["_reply_to_message_id"] = f"message-{grid.count - 1}"
+        return answer
+
+    grid.nodes = {2: another, 1: but_for_roll_calls(honest, impostor)}
+    grid.activated = {2: "morning", 1: "morning"}
+    task = a_task()
+    replies = {r.client: r for r in connected(grid, 2).exchange(task, [1, 0], deadline=0.5)}
+    assert torch.equal(replies[1].delta, task.theta)
+    assert replies[0].failure.reason is Reason.DEADLINE
+
+
+def test_what_flower_cannot_read_costs_its_own_site_only(caplog):
+    class Stumbling(PretendGrid):
+        """Reads messages when they are asked for, as Flower does; nobody gets them twice."""
+
+        def pull_messages(self, keys):
+            found = super().pull_messages(keys)
+            return [unread() if callable(unread) else unread for unread in found]
+
+    def nonsense(message):
+        return lambda: {}["no such object"]
+
+    grid = Stumbling(n1=but_for_roll_calls(site(0), nonsense), n2=site(1), n3=nonsense)
+    replies = {r.client: r for r in connected(grid, 2).exchange(a_task(), [0, 1])}
+    assert replies[0].failure.reason is Reason.ERROR
+    assert "cannot be read" in replies[0].failure.detail
+    assert replies[1].failure is None
+    assert "site 3: its site's message cannot be read" in caplog.text
+
+
 @pytest.mark.parametrize("clients", [(0, 2), (0, 1), (0, 7)])
 def test_a_sum_speaks_only_for_its_sites_own_clients_that_were_asked(clients):
     """Client 1 is here but was not asked, client 2 is another site's, nobody knows client 7."""

@@ -67,7 +67,7 @@ def serve(
     from ssfl.comm.flower.serve import ServeOptions, check_keys, read_settings, write_settings
     from ssfl.commands.console import console
     from ssfl.commands.train import show_final
-    from ssfl.config import load_config
+    from ssfl.config import load_config, validated
     from ssfl.display import Bars
     from ssfl.experiment import Experiment
     from ssfl.run import Run
@@ -77,16 +77,15 @@ def serve(
         check_keys(read_settings(run.path).keys)
     else:
         config = load_config(recipe, setting)
+        told = {"host": host, "port": port, "clients": clients, "patience": patience}
+        options = validated(ServeOptions, told | {"keys": keys.resolve()}, prefix="--")
         check_keys(keys)
         run = Run.create(config, out)
-        options = ServeOptions(
-            keys=keys.resolve(), host=host, port=port, clients=clients, patience=patience
-        )
         write_settings(run.path, options)
     COMMUNICATORS.register("flower", "ssfl.comm.flower.serve:connect")
     tell(f"Run directory {run.path}; `ssfl serve {run.path}` goes on with it if it is stopped.")
     try:
-        with log_to_stderr(), ended_by_sigterm():
+        with logging_apart(run.path / "flower" / "serve.log"), ended_by_sigterm():
             Experiment(run, "flower", Bars(console)).play()
     except KeyboardInterrupt:
         tell(f"Stopped; what was done is saved: go on with `ssfl serve {run.path}`.")
@@ -112,22 +111,16 @@ def site_init(
     --clients 0
     """
     need_flower()
-    from pydantic import ValidationError
-
     from ssfl.comm.flower.host import SiteOptions, init_site
-    from ssfl.config import load_config
+    from ssfl.config import load_config, validated
 
-    try:
-        options = SiteOptions(
-            server=server,
-            clients=tuple(int(number) for number in clients.split(",")),
-            data=data.resolve() if data else None,
-            workers=workers,
-        )
-    except (ValueError, ValidationError):
-        raise ConfigError(
-            f"--server {server} --clients {clients}: write them as host:port and 0,1,2"
-        ) from None
+    told = {
+        "server": server,
+        "clients": clients.split(","),
+        "data": data.resolve() if data else None,
+        "workers": workers,
+    }
+    options = validated(SiteOptions, told, prefix="--")
     public = init_site(folder, options, load_config(recipe, setting), ca)
     typer.echo(f"Send {public} (and nothing else) to the coordinator; then run")
     typer.echo(f"`ssfl site start {folder}{'' if data else ' --data FOLDER'}`.")
@@ -147,7 +140,7 @@ def site_start(
 
     options, config = load_site(folder, data.resolve() if data else None)
     try:
-        with log_to_stderr(), ended_by_sigterm():
+        with logging_apart(folder / "flower" / "site.log"), ended_by_sigterm():
             run_site(folder.resolve(), options, config)
     except KeyboardInterrupt:
         tell("Left the federation; what was learnt here is in " + str(folder / "runs"))
@@ -165,20 +158,29 @@ def tell(text: str) -> None:
 
 
 @contextlib.contextmanager
-def log_to_stderr() -> Iterator[None]:
-    """Our own log lines on the terminal (or in systemd's journal); Flower's go to its files."""
-    handler = logging.StreamHandler(sys.stderr)
+def logging_apart(file: Path) -> Iterator[None]:
+    """Our own log lines on the terminal (or in systemd's journal); Flower's go to a file."""
+    from flwr.common.logger import FLOWER_LOGGER
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    ours, its = logging.StreamHandler(sys.stderr), logging.FileHandler(file)
+    with only_to(ours, logging.getLogger("ssfl")), only_to(its, FLOWER_LOGGER):
+        yield
+
+
+@contextlib.contextmanager
+def only_to(handler: logging.Handler, logger: logging.Logger) -> Iterator[None]:
+    """Have a logger's lines go to one place and no other."""
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    ours = logging.getLogger("ssfl")
-    before = ours.level, ours.propagate
-    ours.addHandler(handler)
-    ours.setLevel(logging.INFO)
-    ours.propagate = False
+    before = logger.handlers, logger.level, logger.propagate
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        ours.removeHandler(handler)
-        ours.level, ours.propagate = before
+        handler.close()
+        logger.handlers, level, logger.propagate = before
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -110,9 +110,15 @@ def info(
         f"{config.data.source}, seed {config.seed}",  # type: ignore[attr-defined]
         highlight=False,
     )
-    done = saved.rounds if saved else 0
-    console.print(f"{done} of {config.server.rounds} rounds saved", highlight=False)
+    if config.here is not None:
+        clients = ", ".join(map(str, config.here.clients))
+        console.print(f"a site's part of a federation: clients {clients}", highlight=False)
+    elif opened.served:
+        console.print("a coordinator's: its clients, their images and encoders are at sites")
+    done, rounds = saved.rounds if saved else 0, config.server.rounds
+    console.print(f"{done} of {rounds} rounds saved", highlight=False)
     if final:
         show_final(final)
-    else:
-        console.print(f"not finished: go on with `ssfl train --resume {run}`", highlight=False)
+    if done < rounds or not (final or config.here):  # a site has no figures of the whole
+        way_on = f"not finished: go on with `{opened.way_on}`"
+        console.print(way_on, highlight=False, soft_wrap=True)

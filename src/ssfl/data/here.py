@@ -65,6 +65,8 @@ def load_here(
 
 def _rehearsing(clients: tuple[int, ...], whole: FederatedData) -> FederatedData:
     """Some clients of a federation whose images are all at hand."""
+    if len(whole) == 0:
+        raise ConfigError("the recipe's images are at sites: give this site's with --data")
     if max(clients) >= len(whole):
         raise ConfigError(f"the recipe has clients 0 to {len(whole) - 1}, not {max(clients)}")
     train, test, names = whole.train_parts, whole.test_parts, whole.names

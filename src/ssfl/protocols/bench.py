@@ -39,6 +39,12 @@ class Bench:
     ) -> None:
         self.run, self.config, self.progress = run, run.config, progress
         self.data = data or load_federated(run.config)
+        if not len(self.data):
+            raise ConfigError(
+                f"the images of {run.path} are at its sites: ask there, of the run in a site's "
+                "folder; what the sites have measured is on the page that "
+                f"`ssfl report {run.path}` writes"
+            )
         self._host = build_host(run.config, self.data, run.store)
         self.trainer = self._host.trainer
         self.device = self.trainer.engine.device
@@ -90,11 +96,8 @@ class Bench:
     def _put_in_place(self, who: int) -> nn.Module:
         if who == GLOBAL:
             return self.trainer.global_encoder(self.task.theta)
-        if who not in self.data.clients():
-            raise ConfigError(
-                f"client {who}'s images are not here, and its encoder is made from them: ask for "
-                "it where they are"
-            )
+        if self.trainer.algorithm.personal or self.config.local.batch_norm == "fedbn":
+            self.run.check_has_state(who)
         state = self._host.store.get(who, before=self.task.round)
         encoder = self.trainer.encoder(who, self.task, state, self.data.train_indices(who))
         same = all(map(torch.equal, self._theta, _tensors(encoder)))

@@ -94,7 +94,7 @@ def _runs(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
         spent = sum(row.get("seconds") or 0 for row in record.rounds)
         about = (
             f"{named(config.algorithm.name)} with {named(config.ssl.method)} on "
-            f"{named(record.facts['data'])}, {record.facts['clients']:,} clients, "
+            f"{named(record.facts['data'])}, {record.clients:,} clients, "
             f"{rounds(record)} in {duration(spent)}"
         )
         items.append(f'<li><i class="c{i % 10}"></i>{text}: {escape(about)}</li>')
@@ -178,7 +178,7 @@ def _csv(records: Sequence[Record], names: Sequence[str]) -> str:
             "algorithm": config.algorithm.name,
             "method": config.ssl.method,
             "data": record.facts["data"],
-            "clients": record.facts["clients"],
+            "clients": record.clients,
             "rounds": len(record.rounds),
             "seed": config.seed,
         }

@@ -64,14 +64,14 @@ def replies(record: Record) -> str:
 def _rules(record: Record) -> str:
     """What the server was told to do about clients that fail."""
     server = record.run.config.server
-    asked = server.clients_per_round or record.facts["clients"]
+    asked = server.clients_per_round or record.clients
     spare = f" and {100 * server.oversample:g} % spares" if server.oversample else ""
     wait = f"waits {duration(server.deadline)} for them" if server.deadline else "waits for them"
     late = "dropped" if server.late == "drop" else "counted at a discount"
     tries = "once" if server.retries == 1 else f"{server.retries} times"
     again = f", asking those that failed again up to {tries}," if server.retries else ""
     return (
-        f"Each round the server asks {asked:,} of {record.facts['clients']:,} clients{spare}, "
+        f"Each round the server asks {asked:,} of {record.clients:,} clients{spare}, "
         f"{wait}, and needs {100 * server.min_replies:g} % of the replies{again} or stops with "
         f"its state saved. Late replies are {late}; an update that is not finite, or longer than "
         f"{server.max_norm_ratio:g} times the last round's median, is refused."

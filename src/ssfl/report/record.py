@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from ssfl.algorithms import ALGORITHMS
+from ssfl.federation.checkpoint import latest_checkpoint
 from ssfl.paper import PaperFigures, paper_figures
 from ssfl.protocols.scores import Evaluation, Score, load_evaluation, over_clients
 from ssfl.run import Run
@@ -50,16 +51,39 @@ class Record:
     def baseline(self) -> Row:
         return next((row for row in self.rows if row["kind"] == "baseline"), {})
 
+    @cached_property
+    def done(self) -> int:
+        """Rounds behind it; of those a site has no rows, but Θ as it was when last judged."""
+        if self.run.config.here is None:
+            return len(self.rounds)
+        saved = latest_checkpoint(self.run.checkpoints)
+        return saved.rounds if saved else 0
+
+    @property
+    def clients(self) -> int:
+        """How many there are; a coordinator's may have become more since it began."""
+        return max(int(self.facts["clients"]), len(self.run.clients))
+
+    @property
+    def at_sites(self) -> bool:
+        """The images are not where this run was coordinated."""
+        return not self.facts["train_images"]
+
     @property
     def last(self) -> Row:
-        """The last evaluation beside the training."""
-        return self.evaluations[-1] if self.evaluations else {}
+        """The last evaluation beside the training; where there was none, as at a site, and there
+        are no labels, the health that `ssfl evaluate` found."""
+        found = self.evaluation
+        if self.evaluations or found is None or found.scores:
+            return self.evaluations[-1] if self.evaluations else {}
+        clients = {who: figures for who, figures in found.health.items() if who != "global"}
+        return {**found.health.get("global", {}), "clients": clients}
 
     @cached_property
     def evaluation(self) -> Evaluation | None:
         """What `ssfl evaluate` found, if it was run on this very checkpoint."""
         found = load_evaluation(self.run.path / "evaluation.json")
-        return found if found and found.rounds == len(self.rounds) else None
+        return found if found and found.rounds == self.done else None
 
     @property
     def paper(self) -> PaperFigures:

@@ -42,11 +42,14 @@ def render(run: Run, data: FederatedData | None = None) -> str:
     record = Record(run)
     configuration = _configuration(record)  # where that cannot be read, there is nothing to show
     bench, missing = None, ""
-    try:
-        bench = Bench(run, data)
-    except SSFLError as error:
-        missing = f"Figures that need the images or a checkpoint are missing: {error}."
-        log.warning("report: %s", missing)
+    if record.at_sites:
+        missing = "The images are at the sites: a page made there, of a site's own run, shows them."
+    else:
+        try:
+            bench = Bench(run, data)
+        except SSFLError as error:
+            missing = f"Figures that need the images or a checkpoint are missing: {error}."
+            log.warning("report: %s", missing)
     sections = [
         _curves(record),
         _results(record),
@@ -93,8 +96,8 @@ def _tiles(record: Record) -> str:
         items.append((plain(rank), "dimensions in use (effective rank)"))
     if not by_name and record.last.get("std_ratio") is not None:
         items.append((plain(record.last["std_ratio"]), "feature spread, 1 being even"))
-    items.append((f"{record.facts['clients']:,}", "clients"))
-    items.append((f"{len(record.rounds):,}", "rounds"))
+    items.append((f"{record.clients:,}", "clients"))
+    items.append((f"{record.done:,}", "rounds"))
     rate = record.images_per_second
     if rate:
         items.append((f"{rate:,.0f}", "images trained on per second"))

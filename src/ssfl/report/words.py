@@ -47,7 +47,7 @@ def duration(seconds: float) -> str:
 
 def rounds(record: Record) -> str:
     """How many were played, and out of how many where that is not all."""
-    done, asked = len(record.rounds), record.run.config.server.rounds
+    done, asked = record.done, record.run.config.server.rounds
     count = f"{done:,}" if done == asked else f"{done:,} of {asked:,}"
     return f"{count} round" if asked == 1 else f"{count} rounds"
 
@@ -58,22 +58,38 @@ def summary(record: Record) -> str:
 
 
 def _setting(record: Record) -> str:
-    config, facts = record.run.config, record.facts
-    clients = facts["clients"]
+    config = record.run.config
     what = "one shared encoder" if record.shares else "an encoder each, alone,"
     if record.shares and config.algorithm.name != "global-ssfl":
         what = "a shared encoder and one of their own each"
-    size = facts["image_size"]
     learned = "with labels" if config.ssl.method == "supervised" else "without using any label"
     return (
-        f"{clients:,} clients trained {what} with {named(config.algorithm.name)} and "
-        f"{named(config.ssl.method)} on {facts['train_images']:,} {named(facts['data'])} images of "
-        f"{size} × {size} pixels, {learned}{_split(record)}."
+        f"{_who(record)} trained {what} with {named(config.algorithm.name)} and "
+        f"{named(config.ssl.method)} on {_images(record)}, {learned}{_split(record)}."
     )
 
 
+def _who(record: Record) -> str:
+    here = record.run.config.here
+    if here is None:
+        return f"{record.clients:,} clients"
+    ids = ", ".join(map(str, here.clients))
+    return f"A site's client{'s' if len(here.clients) > 1 else ''} {ids}"
+
+
+def _images(record: Record) -> str:
+    facts, size = record.facts, record.facts["image_size"]
+    if record.at_sites:
+        most = max((row["images"] for row in record.rounds), default=0)
+        return f"their sites' own images of {size} × {size} pixels, up to {most:,} in a round"
+    return f"{facts['train_images']:,} {named(facts['data'])} images of {size} × {size} pixels"
+
+
 def _split(record: Record) -> str:
-    options = record.run.config.partition
+    config = record.run.config
+    options, here = config.partition, config.here
+    if record.at_sites or (here is not None and here.data is not None):
+        return ""
     if options.kind == "dirichlet":
         return f"; the images are dealt to clients by class, Dirichlet with α = {options.alpha:g}"
     if options.kind == "iid":
@@ -86,12 +102,13 @@ def _split(record: Record) -> str:
 def _effort(record: Record) -> str:
     config = record.run.config
     asked = config.server.clients_per_round
-    each = f", {asked} clients in each," if asked and asked < record.facts["clients"] else ""
+    each = f", {asked} clients in each," if asked and asked < record.clients else ""
     epochs = config.local.epochs
     passes = "one local epoch" if epochs == 1 else f"{epochs} local epochs"
     spent = sum(row.get("seconds") or 0 for row in record.rounds)
+    took = f", {duration(spent)} in all" if record.rounds else ""
     return (
-        f"It ran for {rounds(record)}{each} of {passes}, {duration(spent)} in all, on a "
+        f"It ran for {rounds(record)}{each} of {passes}{took}, on a "
         f"{named(config.model.backbone)} network, seed {config.seed}."
     )
 

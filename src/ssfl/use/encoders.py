@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -99,8 +99,7 @@ def _trained(run: Run, client: int | None) -> Encoder:
     if client is None:
         return run.global_encoder()
     config = run.config
-    if client not in run.clients:
-        raise ConfigError(f"there is no client {client}: this run's are {_named(run.clients)}")
+    run.check_client(client)
     algorithm = ALGORITHMS[config.algorithm.name]
     if algorithm.encoder == "personal":
         return run.personal_encoder(client)
@@ -110,12 +109,6 @@ def _trained(run: Run, client: int | None) -> Encoder:
     from ssfl.protocols.bench import Bench
 
     return Bench(run).standalone(client)
-
-
-def _named(clients: Sequence[int]) -> str:
-    if isinstance(clients, range):
-        return f"0 to {len(clients) - 1}"
-    return ", ".join(map(str, clients))
 
 
 def _about(run: Run, encoder: Encoder, client: int | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import httpx
 from flwr.app import DEFAULT_TTL, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -107,9 +108,9 @@ class FlowerCommunicator:
             yield from _all_failed(groups[node], task, Reason.LOST, "its site took no message")
         since = {node: self._sites[node].activated for node in waiting.values()}
         while waiting and (end is None or time.monotonic() < end):
-            for message in self._pull(list(waiting)):
-                node = waiting.pop(message.metadata.reply_to_message_id)
-                yield from self._unpack(message, task, groups[node], node)
+            for key, answer in self._answers(list(waiting)):
+                node = waiting.pop(key)
+                yield from self._unpack(answer, task, groups[node], node)
             if self._census():
                 for key, node in list(waiting.items()):
                     site = self._sites.get(node)
@@ -158,13 +159,13 @@ class FlowerCommunicator:
 
     def _hear_rolls(self) -> None:
         called = {site.asked: site for site in self._sites.values() if site.asked}
-        for message in self._pull(list(called)):
-            site = called[message.metadata.reply_to_message_id]
+        for key, answer in self._answers(list(called)):
+            site = called[key]
             site.asked = ""
-            if message.has_error():
-                log.warning("site %s: %s", _name(site.node), _why(message.error)[1])
+            if isinstance(answer, Error):
+                log.warning("site %s: %s", _name(site.node), _why(answer)[1])
                 continue
-            self._admit(site, message.content)
+            self._admit(site, answer)
 
     def _admit(self, site: Site, content: RecordDict) -> None:
         try:
@@ -214,18 +215,33 @@ class FlowerCommunicator:
         keys = list(self._grid.push_messages(messages))
         return {key: node for key, node in zip(keys, groups, strict=False) if key}
 
-    def _pull(self, keys: list[str]) -> list[Message]:
-        return list(self._grid.pull_messages(keys)) if keys else []
+    def _answers(self, keys: Sequence[str]) -> Iterator[tuple[str, RecordDict | Error]]:
+        """What has come in answer to messages of ours, by their ids.
+
+        Each is asked for alone: of several, Flower loses all if one cannot be read, and what an
+        answer itself says it answers is only its site's word.
+        """
+        for key in keys:
+            try:
+                messages = list(self._grid.pull_messages([key]))
+            except httpx.HTTPError:  # the SuperLink's fault
+                raise
+            except Exception as error:  # whatever Flower stumbles over in what a site wrote
+                yield key, Error(ErrorCode.UNKNOWN, f"its site's message cannot be read: {error!r}")
+                continue
+            fitting = [m for m in messages if m.metadata.reply_to_message_id == key]
+            for message in fitting[:1]:
+                yield key, message.error if message.has_error() else message.content
 
     def _unpack(
-        self, message: Message, task: Task, clients: Sequence[int], node: int
+        self, answer: RecordDict | Error, task: Task, clients: Sequence[int], node: int
     ) -> Iterator[Reply]:
         """A word on every client asked, and only one, whatever the site sent."""
-        if message.has_error():
-            yield from _all_failed(clients, task, *_why(message.error))
+        if isinstance(answer, Error):
+            yield from _all_failed(clients, task, *_why(answer))
             return
         try:
-            replies = read_replies(message.content)
+            replies = read_replies(answer)
         except WireError as error:
             yield from _all_failed(clients, task, Reason.REFUSED, str(error))
             return

@@ -9,6 +9,7 @@ flower/       logs
 
 import json
 import logging
+import re
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, field_validator
 
 from ssfl.assemble import build_host, load_federated
-from ssfl.comm.flower.keys import make_site_key
+from ssfl.comm.flower.keys import check_authority, make_site_key
 from ssfl.comm.flower.processes import Child, free_port, new_secret, wait_for_port
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.sums import Sums
 from ssfl.comm.local import LocalCommunicator
-from ssfl.config import Config, load_config, to_toml
+from ssfl.config import Config, load_config, to_toml, validated
 from ssfl.data.here import HereOptions
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, save_checkpoint
@@ -53,16 +54,25 @@ RETRY = 2.0
 class SiteOptions(HereOptions):
     """What a site's engineer decides."""
 
-    server: str = Field(pattern=r"^[^\s/]+:\d+$")
+    server: str
     """The coordinator's address, host:port."""
     workers: int = Field(1, ge=1)
     """Clients that train side by side."""
 
+    @field_validator("server")
+    @classmethod
+    def _host_and_port(cls, server: str) -> str:
+        found = re.fullmatch(r"[^\s/]+:(\d{1,5})", server)
+        if found is None or not 0 < int(found[1]) < 65536:
+            raise ValueError(f"{server} is no address of a coordinator: write it as host:port")
+        return server
+
 
 def init_site(folder: Path, options: SiteOptions, config: Config, ca: Path) -> Path:
     """Lay out a site's folder and make its key; gives the public key to send to the coordinator."""
-    if not ca.is_file():
-        raise ConfigError(f"there is no file {ca}: ask the coordinator for the federation's ca.pem")
+    check_authority(ca)
+    if options.data is not None and not options.data.is_dir():
+        raise ConfigError(f"there is no folder {options.data}: give the images' with --data")
     public = make_site_key(folder)
     lines = [f"{key} = {json.dumps(value)}" for key, value in _plain(options).items()]
     write_text(folder / "site.toml", "\n".join(lines) + "\n")
@@ -74,13 +84,15 @@ def init_site(folder: Path, options: SiteOptions, config: Config, ca: Path) -> P
 def load_site(folder: Path, data: Path | None = None) -> tuple[SiteOptions, Config]:
     """A site's settings, and the recipe with who is here in it; `data` replaces the folder of
     images."""
+    path = folder / "site.toml"
     try:
-        raw = tomllib.loads((folder / "site.toml").read_text())
-        options = SiteOptions.model_validate(raw | ({"data": data} if data else {}))
+        raw = tomllib.loads(path.read_text())
     except OSError:
         raise ConfigError(f"{folder} is not a site: make one with `ssfl site init`") from None
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise ConfigError(f"{folder / 'site.toml'} cannot be used: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} cannot be used: {error}") from None
+    told = raw | ({"data": data} if data else {})
+    options: SiteOptions = validated(SiteOptions, told, prefix=f"{path} cannot be used: ")
     images = options.data.resolve() if options.data else None  # encoders are used from elsewhere
     here = HereOptions(clients=options.clients, data=images)
     return options, load_config(folder / "recipe.toml").model_copy(update={"here": here})

@@ -8,6 +8,7 @@ and never leaves it; the coordinator needs the public half alone.
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,10 +27,16 @@ from ssfl.errors import ConfigError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """The coordinator talks to its own SuperLink by these."""
+LONGEST = 36500
+"""Days that a certificate may be for."""
 
 
 def make_authority(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
     """A CA (ca.pem, ca.key) and a certificate for a server known as `hosts` (server.pem, .key)."""
+    if not 0 < days <= LONGEST:
+        raise ConfigError(f"--days {days}: give a number from 1 to {LONGEST}")
+    names = list(dict.fromkeys([*hosts, *LOOPBACK]))
+    alternatives = x509.SubjectAlternativeName(list(map(_san, names)))
     for name in ("ca.key", "server.key"):
         if (folder / name).exists():
             raise ConfigError(f"{folder / name} exists already: give another folder, or remove it")
@@ -43,12 +50,11 @@ def make_authority(folder: Path, hosts: Sequence[str], days: int = 365) -> None:
         .add_extension(_key_name(ca_key), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    names = list(dict.fromkeys([*hosts, *LOOPBACK]))
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
     server = (
         _certificate(subject, authority, server_key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(list(map(_san, names))), critical=False)
+        .add_extension(alternatives, critical=False)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(
@@ -66,7 +72,11 @@ def make_site_key(folder: Path) -> Path:
     """A key pair for a site (site.key, site.pub); gives the public half's path."""
     private, public = folder / "site.key", folder / "site.pub"
     if private.exists():
-        raise ConfigError(f"{private} exists already: a new key would lock this site out")
+        raise ConfigError(
+            f"{private} exists already, and a new key would lock this site out: change what is in "
+            f"{folder / 'site.toml'}, start with other images by `ssfl site start {folder} --data "
+            "FOLDER`, or make the site in another folder"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     key = _new_key()
     write_secret(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
@@ -80,6 +90,16 @@ def write_secret(path: Path, content: bytes) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
+
+
+def check_authority(certificate: Path) -> None:
+    """Say what is wrong with a ca.pem before a site relies on it."""
+    try:
+        x509.load_pem_x509_certificates(certificate.read_bytes())
+    except (OSError, ValueError):
+        raise ConfigError(
+            f"{certificate} is no certificate: ask the coordinator for the federation's ca.pem"
+        ) from None
 
 
 def server_names(certificate: Path) -> list[str]:
@@ -124,6 +144,10 @@ def _san(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if re.fullmatch(r"[\w*-]{1,63}(\.[\w-]{1,63})*", host, re.ASCII) is None:
+            raise ConfigError(
+                f"--host {host}: give a name like fl.example.org, or an address, without a port"
+            ) from None
         return x509.DNSName(host)
 
 

@@ -22,11 +22,10 @@ from ssfl.config import Config
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.client import Host
 from ssfl.files import write_text
+from ssfl.run import SERVED
 from ssfl.section import Section
 
 log = logging.getLogger(__name__)
-
-SETTINGS = "serve.json"
 
 
 class ServeOptions(Section):
@@ -48,17 +47,15 @@ class ServeOptions(Section):
 
 def write_settings(folder: Path, options: ServeOptions) -> None:
     """Keep the settings with the run."""
-    write_text(folder / SETTINGS, options.model_dump_json(indent=2))
+    write_text(folder / SERVED, options.model_dump_json(indent=2))
 
 
 def read_settings(folder: Path) -> ServeOptions:
     """The settings a run was served with."""
     try:
-        return ServeOptions.model_validate_json((folder / SETTINGS).read_text())
+        return ServeOptions.model_validate_json((folder / SERVED).read_text())
     except (OSError, ValidationError):
-        raise ConfigError(
-            f"{folder} was not started by `ssfl serve`: it has no {SETTINGS}"
-        ) from None
+        raise ConfigError(f"{folder} was not started by `ssfl serve`: it has no {SERVED}") from None
 
 
 def connect(config: Config, folder: Path, hosts: Sequence[Host]) -> FlowerCommunicator:
