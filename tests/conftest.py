@@ -1,5 +1,6 @@
 """What all tests share: helpers beside them can be imported, and a slow machine is no bug."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -10,3 +11,6 @@ sys.path[:0] = [str(HERE), *(str(HERE / room) for room in ("algorithms", "federa
 
 settings.register_profile("ssfl", deadline=None)
 settings.load_profile("ssfl")
+
+# A suite started in the background ignores Ctrl-C, and so would every process it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
