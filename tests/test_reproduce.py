@@ -1035,7 +1035,7 @@ def test_supervised_clients_have_the_labels_that_the_classifier_on_ssfl_gets(
         (('"personal_knn"', '"personal_finetune_1pct"'), "unknown .*global_finetune_1pct"),
         (('name = "plain"', 'name = "personal"'), "two arms have the same name"),
         (("{ global_federated_linear", "{ global_knn"), "a paper value of no figure: global_knn"),
-        (("repeats =", "repeat ="), "repeats: Field required"),
+        (("repeats =", "repeat ="), "repeats is missing"),
         (("rounds = 800", 'rounds = 800\nbaseline = "simple"'), "there is no 'simple'"),
         (("rounds = 800", 'rounds = 800\nsort = "personal_knn"'), "plain has no personal_knn"),
     ],

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -175,6 +175,8 @@ def _sentences(model: type[BaseModel], error: ValidationError, prefix: str) -> I
         elif problem["type"] == "value_error":
             where = f"{key.rstrip('.')}: " if problem["loc"] else ""
             yield where + problem["msg"].removeprefix("Value error, ")
+        elif problem["type"] == "missing":
+            yield f"{key} is missing"
         elif problem["type"] == "model_type":
             yield f"{key} is a table of options, not {problem['input']!r}"
         elif problem["type"] == "tuple_type":
@@ -186,11 +188,16 @@ def _sentences(model: type[BaseModel], error: ValidationError, prefix: str) -> I
 
 
 def _section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
+    """The table that is reached by these keys; a place in a list leads no deeper."""
     for part in path:
+        if isinstance(part, int):
+            continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        kinds = [annotation, *get_args(annotation)]
+        tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not tables:
             return None
-        model = annotation
+        model = tables[0]
     return model
 
 

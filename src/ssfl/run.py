@@ -32,6 +32,7 @@ from ssfl.ssl.base import Method
 from ssfl.tracking import Row, read_rows
 
 SERVED = "serve.json"
+"""How sites reach the coordinator of a run: no other run has this file."""
 
 
 class Run:

@@ -166,6 +166,7 @@ class Terminal:
         from rich.table import Table
 
         from ssfl.commands.console import console
+        from ssfl.display import several
         from ssfl.report.words import duration
 
         table = Table(title=plan.study.title, title_justify="left", title_style="bold", box=None)
@@ -194,10 +195,9 @@ class Terminal:
         if total is not None and plan.unfinished():
             partial = any(timing.partial for timing in plan.timings.values())
             about = "at least" if partial else "about"
-            left = len(plan.unfinished())
+            left = several(len(plan.unfinished()), "run")
             console.print(
-                f"{'1 run' if left == 1 else f'{left} runs'}, {about} {duration(total)} on this "
-                "device"
+                f"{left}, {about} {duration(total)} on this device"
                 + (" (rounds extrapolated from a few clients; evaluations not timed)" * partial),
                 highlight=False,
             )

@@ -1,16 +1,12 @@
 """Studies by their names: the files in `ssfl/studies`, and those of one's own by their paths."""
 
 import tomllib
-from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
 
-from pydantic import ValidationError
-
+from ssfl.config import validated
 from ssfl.errors import ConfigError
 from ssfl.reproduce.study import Study
-from ssfl.section import Section
 
 _FOLDER = resources.files("ssfl") / "studies"
 _ORDER = (
@@ -35,11 +31,11 @@ def load_study(source: str | Path) -> tuple[str, Study]:
     else:
         name, text = str(source), _packaged(str(source))
     try:
-        return name, Study.model_validate(tomllib.loads(text))
+        return name, validated(Study, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
-    except ValidationError as error:
-        raise ConfigError(f"study {name}: {'; '.join(_complaints(error))}") from None
+    except ConfigError as error:
+        raise ConfigError(f"study {name}: {error}") from None
 
 
 def _names() -> list[str]:
@@ -68,26 +64,3 @@ def _own(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-
-
-def _complaints(error: ValidationError) -> Iterable[str]:
-    """Each as: where, and what is wrong or allowed there."""
-    for problem in error.errors():
-        where = ".".join(map(str, problem["loc"]))
-        if problem["type"] == "extra_forbidden":
-            known = ", ".join(_section_at(problem["loc"][:-1]).model_fields)
-            yield f"unknown key {where}: known here are {known}"
-        else:
-            what = problem["msg"].removeprefix("Value error, ")
-            yield f"{where}: {what}" if where else what
-
-
-def _section_at(keys: tuple[Any, ...]) -> type[Section]:
-    """The table of a study that is reached by these keys; a list's places lead no deeper."""
-    section: type[Section] = Study
-    for key in keys:
-        if isinstance(key, str):
-            annotation = section.model_fields[key].annotation
-            kinds = (annotation, *get_args(annotation))
-            section = next(k for k in kinds if isinstance(k, type) and issubclass(k, Section))
-    return section
