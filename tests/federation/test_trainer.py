@@ -279,6 +279,64 @@ def test_fedbn_keeps_batch_norm_with_the_client(build: Callable[..., Host]) -> N
     assert torch.equal(kept, result.state.norms)
 
 
+def test_frozen_statistics_are_what_a_plain_loop_does_with_its_backbone_norms_in_eval_mode(
+    build: Callable[..., Host],
+) -> None:
+    host = build(local={"freeze_statistics": 0.5})
+    trainer = host.trainer
+    run(host, 1, progress=0.5)  # from here on
+    seen = record(trainer)
+    result = run(host, 0, progress=0.7)
+    method = plain_method(host, tiny(), fresh(trainer))
+    for part in method.backbone.modules():
+        if not list(part.children()):
+            part.eval()
+    optimizer = torch.optim.SGD(method.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    for (rows,), (uniforms,) in seen:
+        views = trainer.views(host.data.dataset.train.pixels[rows], uniforms)
+        optimizer.zero_grad()
+        method.loss(method(Batch(views))).backward()
+        optimizer.step()
+    assert result.delta is not None
+    ours = result.delta + fresh(trainer)
+    torch.testing.assert_close(ours, shared_part(host, method), rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_are_frozen_in_the_backbone_of_theta_alone_and_only_after_their_time(
+    build: Callable[..., Host],
+) -> None:
+    host = build(local={"freeze_statistics": 0.5}, algorithm={"name": "per-ssfl"})
+    layout = host.trainer.layout
+
+    def moved(vector: Tensor) -> tuple[bool, bool]:
+        """Did any statistic of the backbone, and any of the heads, leave the 1 it began as?"""
+        tensors = {n: t for n, t in layout.tensors(vector).items() if "running_" in n}
+        of = {name: bool((tensor != 1).any()) for name, tensor in tensors.items()}
+        backbone = [of[name] for name in of if name.startswith("backbone.")]
+        heads = [of[name] for name in of if not name.startswith("backbone.")]
+        return any(backbone), any(heads)
+
+    for progress, expected in ((0.49, True), (0.5, False), (0.0, True)):
+        result = run(host, 0, progress=progress)
+        assert result.delta is not None
+        assert result.state.personal is not None
+        assert moved(result.delta + fresh(host.trainer)) == (expected, True)
+        assert moved(result.state.personal) == (True, True)
+
+
+def test_adapting_at_inference_is_with_frozen_statistics_where_training_was(
+    build: Callable[..., Host],
+) -> None:
+    host = build(local={"freeze_statistics": 0.5}, algorithm={"name": "la-ssfl"})
+    trainer, rows = host.trainer, host.data.train_indices(0)
+    early, late = (
+        trainer.encoder(0, task(trainer, progress=progress), ClientState(), rows).state_dict()
+        for progress in (0.1, 1.0)
+    )
+    assert early.keys() == late.keys()
+    assert all(bool((late[name] == 1).all()) for name in late if "running_" in name)
+
+
 def test_kept_momentum_carries_the_last_round_into_the_next(build: Callable[..., Host]) -> None:
     host = build(local={"keep_momentum": True})
     first = run(host, 1)

@@ -40,6 +40,9 @@ class LocalOptions(Section):
     """FedProx: weight μ of μ/2 ‖Θ_k − Θ‖²."""
     batch_norm: Literal["shared", "fedbn"] = "shared"
     """'fedbn' keeps batch-norm scale, shift and statistics with the client."""
+    freeze_statistics: float = Field(1.0, gt=0, le=1)
+    """Share of the rounds after which the backbone's batch norms normalise by the statistics that Θ
+    has by then, no longer by each batch's own (1: never)."""
 
     def steps(self, images: int) -> int:
         """Steps that a client of so many images makes in a round."""

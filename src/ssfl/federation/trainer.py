@@ -25,7 +25,7 @@ from ssfl.federation.spares import Spares
 from ssfl.federation.state import ClientState
 from ssfl.models.flat import Kind, Layout
 from ssfl.seeding import torch_generator
-from ssfl.ssl.base import Batch, Method
+from ssfl.ssl.base import Batch, Method, freeze_statistics
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class Trainer:
             else None
         )
         self._drift = Drift(local, self.models)
+        self._frozen = False
         self._make_views = engine.compiled(views)
         self._step = engine.step(self._one_step)
 
@@ -101,6 +102,7 @@ class Trainer:
         plan = self._plan(client, task.round, indices)
         draws = torch_generator(self.seed, "views", task.round, client, device=device)
         uniforms = self._uniforms(plan, draws)
+        self._freeze(task)
         if len(plan):  # a step that is captured is captured before the models matter
             self._step.ready(plan[0], uniforms[0])
         memory = self._load(client, task, theta, state)
@@ -169,6 +171,7 @@ class Trainer:
     def _adapt(self, client: int, task: Task, indices: Tensor) -> None:
         """A few plain SGD steps on the client's own images, as the algorithm has it."""
         learner, algorithm = self.models.global_, self.algorithm
+        self._freeze(task)
         learner.progress.fill_(task.progress)
         draws = torch_generator(
             self.seed, "adapt-views", task.round, client, device=self.engine.device
@@ -234,6 +237,14 @@ class Trainer:
         parts = max(1, min(parts, images // 2))  # batch norm needs two images
         edges = [round(images * i / parts) for i in range(parts + 1)]
         return [(slice(a, b), (b - a) / images, b == images) for a, b in pairwise(edges)]
+
+    def _freeze(self, task: Task) -> None:
+        """Let Θ_k's backbone use the statistics it was sent, once that time has come."""
+        frozen = task.progress >= self.local.freeze_statistics
+        if frozen != self._frozen:
+            self._frozen = frozen
+            freeze_statistics(self.models.global_.method, frozen)
+            self._step = self.engine.step(self._one_step)  # a captured one has the old way in it
 
     def _load(self, client: int, task: Task, theta: Tensor, state: ClientState) -> Tensor | None:
         """Make the resident models this client's; returns what its algorithm will remember."""
