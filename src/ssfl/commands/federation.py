@@ -48,40 +48,64 @@ def serve(
     recipe: Annotated[
         str, typer.Argument(help="A recipe, a .toml file, or a run directory to go on with.")
     ],
-    keys: Annotated[Path, typer.Option(help="Folder made by `ssfl certs`.")] = Path("keys"),
+    keys: Annotated[
+        Path | None, typer.Option(help="Folder made by `ssfl certs` (default: keys).")
+    ] = None,
     clients: Annotated[
-        int, typer.Option(help="Clients to wait for before round 0 (0: the recipe's number).")
-    ] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9092,
-    patience: Annotated[float, typer.Option(help="Seconds to wait for clients.")] = 3600.0,
-    out: Annotated[Path | None, typer.Option(help="Run directory.")] = None,
+        int | None, typer.Option(help="Clients to wait for first (default: all of the recipe's).")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="0.0.0.0: for all (the default); 127.0.0.1: for this machine alone."),
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (default: 9092).")] = None,
+    patience: Annotated[
+        float | None, typer.Option(help="Seconds to wait for clients (default: 3600).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory of a new run (default: runs/NAME).")
+    ] = None,
     setting: Settings = [],  # noqa: B006
 ) -> None:
     """Coordinate a federation: wait for sites, train, keep the record.
 
     Example: ssfl serve mine.toml --keys keys --clients 3
+
+    A run directory is gone on with as before, but for what is given: port, keys, ... may change.
+    What is trained and where it is kept may not, so --set and --out are for new runs alone.
     """
     need_flower()
     from ssfl.comm import COMMUNICATORS
     from ssfl.comm.flower.serve import ServeOptions, check_keys, read_settings, write_settings
-    from ssfl.commands.console import console
+    from ssfl.commands.console import console, refuse_for_a_resumed_run
     from ssfl.commands.train import show_final
     from ssfl.config import load_config, validated
     from ssfl.display import Bars
     from ssfl.experiment import Experiment
     from ssfl.run import Run
 
+    options = {
+        "keys": keys.resolve() if keys else None,
+        "host": host,
+        "port": port,
+        "clients": clients,
+        "patience": patience,
+    }
+    told = {name: value for name, value in options.items() if value is not None}
     if (Path(recipe) / "config.toml").is_file():
+        refuse_for_a_resumed_run({"--set": setting or None, "--out": out})
         run = Run(recipe)
-        check_keys(read_settings(run.path).keys)
+        before = read_settings(run.path).model_dump()
+        serving = validated(ServeOptions, before | told, prefix="--")
+        check_keys(serving.keys)
+        with run.held():  # not while another process serves it
+            write_settings(run.path, serving)
     else:
         config = load_config(recipe, setting)
-        told = {"host": host, "port": port, "clients": clients, "patience": patience}
-        options = validated(ServeOptions, told | {"keys": keys.resolve()}, prefix="--")
-        check_keys(keys)
+        serving = validated(ServeOptions, {"keys": Path("keys").resolve()} | told, prefix="--")
+        check_keys(serving.keys)
         run = Run.create(config, out)
-        write_settings(run.path, options)
+        write_settings(run.path, serving)
     COMMUNICATORS.register("flower", "ssfl.comm.flower.serve:connect")
     tell(f"Run directory {run.path}; `ssfl serve {run.path}` goes on with it if it is stopped.")
     try:

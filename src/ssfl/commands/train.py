@@ -34,7 +34,7 @@ def train(
     """
     from ssfl import experiment
     from ssfl.comm import join
-    from ssfl.commands.console import console, stop_gracefully
+    from ssfl.commands.console import console, refuse_for_a_resumed_run, stop_gracefully
     from ssfl.config import load_config
     from ssfl.display import Bars
     from ssfl.errors import ConfigError
@@ -46,16 +46,14 @@ def train(
         raise ConfigError(
             "give either a recipe (see `ssfl recipes`) or --resume RUN, e.g. `ssfl train demo`"
         )
-    changes = {
-        "--set": settings or None,
-        "--out": out,
-        "--workers": workers,
-        "--gpus-per-worker": gpus_per_worker,
-    }
-    given = [option for option, value in changes.items() if value is not None]
-    if resume is not None and given:
-        raise ConfigError(
-            f"a resumed run keeps its configuration and place: leave out {', '.join(given)}"
+    if resume is not None:
+        refuse_for_a_resumed_run(
+            {
+                "--set": settings or None,
+                "--out": out,
+                "--workers": workers,
+                "--gpus-per-worker": gpus_per_worker,
+            }
         )
     settings = [*(settings or [])]
     if workers is not None:
