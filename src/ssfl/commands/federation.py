@@ -82,6 +82,7 @@ def serve(
     from ssfl.config import load_config, validated
     from ssfl.display import Bars
     from ssfl.experiment import Experiment
+    from ssfl.interrupts import uninterrupted
     from ssfl.run import Run
 
     options = {
@@ -104,8 +105,9 @@ def serve(
         config = load_config(recipe, setting)
         serving = validated(ServeOptions, {"keys": Path("keys").resolve()} | told, prefix="--")
         check_keys(serving.keys)
-        run = Run.create(config, out)
-        write_settings(run.path, serving)
+        with uninterrupted():  # neither is of use without the other
+            run = Run.create(config, out)
+            write_settings(run.path, serving)
     COMMUNICATORS.register("flower", "ssfl.comm.flower.serve:connect")
     tell(f"Run directory {run.path}; `ssfl serve {run.path}` goes on with it if it is stopped.")
     try:
