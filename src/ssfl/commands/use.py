@@ -73,7 +73,9 @@ def embed(
 def classify(
     run: Source,
     images: Files,
-    labels: Annotated[Path, typer.Option(help="A CSV of file,label for a handful of images.")],
+    labels: Annotated[
+        Path, typer.Option(help="A CSV of file,label for a few images; paths from it or from here.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV here.")] = None,
     client: Client = None,
 ) -> None:

@@ -86,7 +86,7 @@ def read_labels(path: Path) -> tuple[list[Path], list[str]]:
         beside = path.parent / name
         found = beside if beside.is_file() else Path(name)
         if not found.is_file():
-            raise DataError(f"{path}, line {number}: there is no image {name}")
+            raise DataError(f"{path}, line {number}: there is no image {name} beside it or here")
         files.append(found)
         labels.append(label)
     if not files:
