@@ -103,6 +103,17 @@ def test_every_command_has_help_of_its_own_with_an_example(ssfl: Call, command: 
     assert "Example: ssfl" in out
 
 
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_is_whole_on_a_narrow_terminal(
+    ssfl: Call, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for member in {"data": ["get"], "site": ["init", "start"]}.get(command, [None]):
+        _, out, _ = ssfl(*filter(None, (command, member)), "--help")
+        assert "Example: ssfl" in out
+        assert "…" not in out
+
+
 def test_help_says_what_every_argument_is(ssfl: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")  # so that no line is broken
     assert "A recipe's name, or the path of a .toml file." in ssfl("train", "--help")[1]

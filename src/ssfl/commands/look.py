@@ -30,7 +30,7 @@ def recipes() -> None:
 def config(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a .toml file.")],
     settings: Settings = None,
-    bare: Annotated[bool, typer.Option(help="Leave out the descriptions.")] = False,
+    bare: Annotated[bool, typer.Option("--bare", help="Leave out the descriptions.")] = False,
 ) -> None:
     """Print a configuration in full, as resolved, with what every key means.
 

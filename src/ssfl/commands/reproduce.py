@@ -42,9 +42,9 @@ def reproduce(
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="GLD-23K: made-up images in its layout.")
     ] = False,
-    timing: Annotated[
-        bool, typer.Option(help="Time a few rounds of every arm to say how long it will take.")
-    ] = True,
+    no_timing: Annotated[
+        bool, typer.Option("--no-timing", help="Begin without timing a few rounds of each arm.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be run and how long, and stop.")
     ] = False,
@@ -52,9 +52,9 @@ def reproduce(
     collect: Annotated[
         Path | None, typer.Option(help="Gather all results below this folder into one page.")
     ] = None,
-    page: Annotated[Path, typer.Option("-o", help="Where --collect writes to.")] = Path(
-        "RESULTS.md"
-    ),
+    page: Annotated[
+        Path | None, typer.Option("-o", help="Where --collect writes to (default: RESULTS.md).")
+    ] = None,
 ) -> None:
     """Repeat an experiment of the paper: train, judge, and put our figures beside the paper's.
 
@@ -73,10 +73,15 @@ def reproduce(
         raise ConfigError(
             "give one of: a study (`ssfl reproduce table1`), --list, or --collect results"
         )
+    if page is not None and collect is None:
+        raise ConfigError(
+            "-o is where --collect writes its page: a study's results go to --out FOLDER"
+        )
     if list_:
         _list()
         return
     if collect is not None:
+        page = page or Path("RESULTS.md")
         found = gather(collect, page)
         count = "1 study" if len(found) == 1 else f"{len(found)} studies"
         console.print(f"{count}: {page}", highlight=False, soft_wrap=True)
@@ -94,7 +99,7 @@ def reproduce(
             settings=settings or [],
             arms=arm or [],
             synthetic_data=synthetic,
-            timing=timing,
+            timing=not no_timing,
             dry_run=dry_run,
             watch=terminal,
         )

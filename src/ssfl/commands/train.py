@@ -26,7 +26,9 @@ def train(
     gpus_per_worker: Annotated[
         float | None, typer.Option(help="Ray: share of a GPU for each worker, e.g. 0.25.")
     ] = None,
-    report: Annotated[bool, typer.Option(help="Write the page report.html at the end.")] = True,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", help="Leave out the page report.html at the end.")
+    ] = False,
 ) -> None:
     """Train one global encoder, and personal ones where the algorithm has them.
 
@@ -70,7 +72,7 @@ def train(
             config = load_config(recipe, settings)
             run = experiment.train(config, out=out, comm=comm, display=display)
     show_final(run.final)
-    if report:
+    if not no_report:
         with console.status("drawing the report"):
             page = write_report(run)
         console.print(f"to look at: {page}", highlight=False, soft_wrap=True)
