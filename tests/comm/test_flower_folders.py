@@ -370,7 +370,7 @@ def stopped(federation, tmp_path, monkeypatch):
     """A coordinator's run to go on with; Flower's programs stay away."""
     monkeypatch.setattr(COMMUNICATORS, "_targets", dict(COMMUNICATORS._targets))
     monkeypatch.setattr(Experiment, "play", lambda self: None)
-    return coordinated_with(federation, tmp_path / "run")
+    return coordinated_with(federation, tmp_path / "run", "server.rounds=5")
 
 
 def test_how_a_run_is_served_may_change_when_it_is_gone_on_with(stopped, federation, tmp_path):
@@ -388,6 +388,17 @@ def test_how_a_run_is_served_may_change_when_it_is_gone_on_with(stopped, federat
         ssfl_command("serve", stopped.path, f"--{option}", value)
         before = before.model_copy(update={option: kept})
         assert read_settings(stopped.path) == before  # all that was said earlier holds as well
+
+
+def test_a_finished_run_waits_for_no_site(federation, monkeypatch):
+    """As after a reboot, when systemd starts the coordinator again."""
+
+    def refuse(self):
+        raise AssertionError("it was played again")
+
+    monkeypatch.setattr(Experiment, "play", refuse)
+    _, run = federation
+    assert f"{run.path} is finished" in ssfl_command("serve", run.path).replace("\n", "")
 
 
 def test_what_a_run_trains_may_not_change_when_it_is_gone_on_with(stopped, tmp_path):
@@ -477,6 +488,17 @@ def test_a_site_without_images_is_told_how_to_give_them(federation):
     finally:
         (home / "kept.toml").rename(home / "second" / "site.toml")
     assert told == "the recipe's images are at sites: give this site's with --data"
+
+
+@pytest.mark.parametrize(("recipe", "still"), [("ours.toml", " --data FOLDER"), ("digits", "")])
+def test_init_asks_for_images_only_where_the_recipe_has_none(federation, tmp_path, recipe, still):
+    home, _ = federation
+    said = ssfl_command(
+        *("site", "init", tmp_path / "site", "--server", "192.0.2.7:9092", "--clients", "0"),
+        *("--ca", home / "keys" / "ca.pem"),
+        *("--recipe", home / recipe if recipe.endswith("toml") else recipe),
+    )
+    assert f"`ssfl site start {tmp_path / 'site'}{still}`" in said
 
 
 def test_a_second_init_does_not_overwrite_a_sites_key(federation):
