@@ -417,6 +417,15 @@ def test_options_that_cannot_be_leave_a_served_run_as_it_was(stopped, tmp_path):
     assert (stopped.path / "serve.json").read_text() == before
 
 
+def test_what_a_coordinator_lacks_is_made_by_serving_it(stopped):
+    (stopped.path / "final.json").write_text("{")
+    told = refused_command("info", stopped.path)
+    assert f"delete it, and `ssfl serve {stopped.path}` writes it anew" in told
+    shutil.rmtree(stopped.path / "checkpoints")
+    told = refused_command("export", stopped.path, "-o", stopped.path / "encoder.pt")
+    assert f"no checkpoint yet: train it by `ssfl serve {stopped.path}`" in told
+
+
 def test_settings_that_were_spoilt_are_said_in_a_sentence(stopped):
     settings = stopped.path / "serve.json"
     settings.write_text(settings.read_text().replace("9092", '"many"'))
