@@ -135,11 +135,9 @@ class Bench:
         if self.key(who) != GLOBAL:
             self._cache.forget(who)
 
-    def features_of(
-        self, who: int, pixels: Tensor, normalise: Callable[[Tensor], Tensor] | None = None
-    ) -> Tensor:
+    def features_of(self, who: int, pixels: Tensor) -> Tensor:
         """Features of any images, not kept."""
-        return self._extract(self.encoder(who), pixels, normalise)
+        return self._extract(self.encoder(who), pixels)
 
     def _features(self, who: int, split: str, pixels: Tensor) -> Tensor:
         if who not in self._keys:
@@ -150,12 +148,7 @@ class Bench:
 
         return self._cache.get(self._keys[who], split, compute)
 
-    def _extract(
-        self,
-        encoder: nn.Module,
-        pixels: Tensor,
-        normalise: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
+    def _extract(self, encoder: nn.Module, pixels: Tensor) -> Tensor:
         done = 0
 
         def advance(images: int) -> None:
@@ -166,7 +159,7 @@ class Bench:
         return extract(
             encoder,
             pixels,
-            normalise or self.trainer.views.plain,
+            self.trainer.views.plain,
             device=self.device,
             batch=self.config.evaluation.batch,
             autocast=torch.bfloat16 if self.trainer.engine.bf16 else None,
