@@ -91,10 +91,9 @@ def show(found: "Evaluation", run: Any, *, health: bool = False) -> None:
     from rich.table import Table
 
     from ssfl.commands.console import console
-    from ssfl.paper import paper_figures
     from ssfl.protocols.scores import GROUPS
 
-    paper = paper_figures(run.config).figures()
+    paper = run.config.paper.figures()
     for over, heading in GROUPS.items():
         group = [score for score in found.scores if score.over == over]
         if not group:

@@ -137,18 +137,6 @@ class Bench:
 
     def features_of(self, who: int, pixels: Tensor) -> Tensor:
         """Features of any images, not kept."""
-        return self._extract(self.encoder(who), pixels)
-
-    def _features(self, who: int, split: str, pixels: Tensor) -> Tensor:
-        if who not in self._keys:
-            self.encoder(who)
-
-        def compute() -> Tensor:
-            return self._extract(self.encoder(who), pixels)
-
-        return self._cache.get(self._keys[who], split, compute)
-
-    def _extract(self, encoder: nn.Module, pixels: Tensor) -> Tensor:
         done = 0
 
         def advance(images: int) -> None:
@@ -157,7 +145,7 @@ class Bench:
             self.progress("images seen", done, len(pixels))
 
         return extract(
-            encoder,
+            self.encoder(who),
             pixels,
             self.trainer.views.plain,
             device=self.device,
@@ -165,6 +153,9 @@ class Bench:
             autocast=torch.bfloat16 if self.trainer.engine.bf16 else None,
             progress=advance,
         )
+
+    def _features(self, who: int, split: str, pixels: Tensor) -> Tensor:
+        return self._cache.get(self.key(who), split, lambda: self.features_of(who, pixels))
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
