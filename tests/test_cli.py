@@ -18,6 +18,7 @@ from rich.console import Console
 
 import ssfl as package
 from ssfl import __version__, cli, experiment
+from ssfl.commands.reproduce import Terminal
 from ssfl.config import load_config, recipes, to_toml
 from ssfl.data import download
 from ssfl.display import Bars
@@ -249,6 +250,20 @@ def test_training_starts_from_a_file_or_from_tables(
     source = tomllib.loads(recipe.read_text()) if given is dict else given(recipe)
     run = package.train(source, out=tmp_path / "run")
     assert run.config == load_config(recipe)
+
+
+def test_brackets_in_names_are_shown_as_they_are(ssfl: Call, recipe: Path) -> None:
+    _, out, _ = ssfl("train", recipe, "--no-report", "--out", "run[of]mine")
+    assert "run directory run[of]mine\n" in out
+    assert out.endswith("all of it: run[of]mine\n")
+
+
+def test_what_a_study_says_of_a_failed_run_is_shown_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remedy = "mlflow is not installed: `pip install 'ssfl[mlflow]'`"
+    Terminal().say(remedy)
+    assert capsys.readouterr().out == f"{remedy}\n"
 
 
 # Stopped

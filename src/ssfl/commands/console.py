@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from ssfl.errors import ConfigError
 
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
 
 console = Console()
 errors = Console(stderr=True)
+
+
+def say(text: str) -> None:
+    """A line as it is: not broken where it is long, and its brackets (of a path, say) no markup."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Something to know beside the figures."""
+    console.print(f"[yellow]note:[/] {escape(text)}", highlight=False)
 
 
 @contextmanager

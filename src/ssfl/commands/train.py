@@ -36,7 +36,7 @@ def train(
     """
     from ssfl import experiment
     from ssfl.comm import join
-    from ssfl.commands.console import console, refuse_for_a_resumed_run, stop_gracefully
+    from ssfl.commands.console import console, refuse_for_a_resumed_run, say, stop_gracefully
     from ssfl.config import load_config
     from ssfl.display import Bars
     from ssfl.errors import ConfigError
@@ -75,8 +75,8 @@ def train(
     if not no_report:
         with console.status("drawing the report"):
             page = write_report(run)
-        console.print(f"to look at: {page}", highlight=False, soft_wrap=True)
-    console.print(f"all of it: {run.path}", highlight=False, soft_wrap=True)
+        say(f"to look at: {page}")
+    say(f"all of it: {run.path}")
 
 
 FIGURES = {
