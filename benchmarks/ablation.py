@@ -129,7 +129,7 @@ def forward_and_backward(module: nn.Module, x: Tensor, upstream: Tensor) -> None
 
 def replayed(work: Callable[[], None], repeats: int) -> float:
     """Milliseconds of work as a CUDA graph, so that the GPU is timed and not the host."""
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):

@@ -94,8 +94,11 @@ def after_one_step(
             raise SystemExit(f"{result.steps} steps were made, not one: mend this benchmark")
         sent = task.theta if result.delta is None else task.theta + result.delta
         own = sent[:0] if result.state.personal is None else result.state.personal
-        trainable = host.trainer.layout.trainable
-        return tuple(t[:trainable].double().cpu() for t in (task.theta, sent, own))
+
+        def trainable(vector: Tensor) -> Tensor:
+            return vector[: host.trainer.layout.trainable].double().cpu()
+
+        return trainable(task.theta), trainable(sent), trainable(own)
 
 
 def server_of(config: Config, host: Host) -> Server:
@@ -191,8 +194,8 @@ def main() -> None:
     print("\n| curve | first loss | last loss | mean distance | largest distance | s |")
     print("|---|---|---|---|---|---|")
     for algorithm in args.curves:
-        found = results["curves"][algorithm] = curves(args, algorithm)
-        for label, run in found.items():
+        runs = results["curves"][algorithm] = curves(args, algorithm)
+        for label, run in runs.items():
             mean, largest = run["distance"]
             print(
                 f"| {algorithm}, {label} | {run['losses'][0]:.4f} | {run['losses'][-1]:.4f} "

@@ -66,13 +66,15 @@ def matmul_ceiling(size: int = 8192, repeats: int = 20) -> float:
     b = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         a @ b
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(repeats):
         a @ b
     end.record()
     torch.cuda.synchronize()
-    return 2 * size**3 * repeats / (start.elapsed_time(end) / 1e3) / 1e12
+    seconds: float = start.elapsed_time(end) / 1e3
+    return 2 * size**3 * repeats / seconds / 1e12
 
 
 def measure(settings: list[str], data: FederatedData, rounds: int, profile: bool) -> dict[str, Any]:

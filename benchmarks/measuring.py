@@ -54,13 +54,13 @@ def interleaved(
 
 
 def median(took: Sequence[Took], what: str = "seconds") -> float:
-    return statistics.median(getattr(one, what) for one in took)
+    return float(statistics.median(getattr(one, what) for one in took))
 
 
 def ratio(mine: Sequence[Took], theirs: Sequence[Took], what: str = "seconds") -> float:
     """The median over turns of how much longer one side took than another in the same turn."""
     pairs = zip(mine, theirs, strict=True)
-    return statistics.median(getattr(a, what) / getattr(b, what) for a, b in pairs)
+    return float(statistics.median(getattr(a, what) / getattr(b, what) for a, b in pairs))
 
 
 def peak_mib() -> float:

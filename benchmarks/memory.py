@@ -15,6 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ def one_row(side: str, workers: int, args: argparse.Namespace) -> Row:
     forget_peak()
     baseline = held_mib()
     states = 0.0
+    play: Callable[[], object]
     if side == PLAIN:
         loop = PlainLoop(config, data, torch.channels_last)
         size = sum(tensor.numel() for tensor in loop.weights.values())

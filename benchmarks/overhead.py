@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ class DictLoop:
 
     def __init__(self, config: Config, data: FederatedData) -> None:
         self.data = data
-        self.model = build_method(config, data.dataset).to(memory_format=torch.channels_last)
+        self.model = build_method(config, data.dataset)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.weights = {name: t.clone() for name, t in self.model.state_dict().items()}
 
     def play_round(self) -> None:
@@ -101,11 +103,11 @@ def federation(config: Config, data: FederatedData, folder: Path) -> Server:
     return build_server(config, host.trainer, LocalCommunicator([host]))
 
 
-class WholeVectors(TorchDispatchMode):
+class WholeVectors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operation that touches a tensor of (nearly) the whole model, and where."""
 
     def __init__(self, size: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.least = size * 0.9
         self.seen: dict[tuple[str, str], list[float]] = defaultdict(list)
 
@@ -147,8 +149,12 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], str
     data = FederatedData(dataset, [np.array([client]) for client in range(args.clients)], None)
     server = federation(config, data, folder)
     size = server.theta.numel()
-    loops = {DICTS: DictLoop(config, data), FLAT: FlatLoop(server.theta.clone(), data)}
-    sides = {name: loop.play_round for name, loop in loops.items()} | {OURS: server.play_round}
+    dicts, flat = DictLoop(config, data), FlatLoop(server.theta.clone(), data)
+    sides: dict[str, Callable[[], object]] = {
+        DICTS: dicts.play_round,
+        FLAT: flat.play_round,
+        OURS: server.play_round,
+    }
     before = server.theta.clone()
     took = interleaved(sides, args.rounds, warm_ups=2)
     moved = float((server.theta - before).abs().max())

@@ -110,7 +110,7 @@ def row(side: Side, setting: Setting, cache: Path) -> dict[str, Any]:
     rounds = result["rounds"][1:]
 
     def middle(one: str, over: str | None = None) -> float:
-        return statistics.median(r[one] / (r[over] if over else 1) for r in rounds)
+        return float(statistics.median(r[one] / (r[over] if over else 1) for r in rounds))
 
     return facts | {
         "seconds": middle("seconds"),

@@ -76,7 +76,8 @@ class PlainLoop:
 
     def __init__(self, config: Config, data: FederatedData, order: torch.memory_format) -> None:
         self.config, self.data = config, data
-        self.model = build_method(config, data.dataset).train().to(memory_format=order)
+        self.model = build_method(config, data.dataset).train()
+        self.model.to(memory_format=order)  # type: ignore[call-overload]  # torch's types lack it
         self.views = build_views(config, data.dataset, torch.device("cpu"))
         self.weights = {k: v.clone() for k, v in self.model.state_dict().items()}
         self.round = 0
@@ -107,7 +108,7 @@ class PlainLoop:
             views = self.views(pixels[rows], uniforms)
             loss = self.model.loss(self.model(Batch(views)))
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
 

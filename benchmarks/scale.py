@@ -199,8 +199,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.cell:
         algorithm, *numbers = args.cell
+        clients, per_round, rounds = map(int, numbers)
         with tempfile.TemporaryDirectory() as folder:
-            cell = one_cell(algorithm, *map(int, numbers), folder=Path(folder))
+            cell = one_cell(algorithm, clients, per_round, rounds, Path(folder))
         print(json.dumps(asdict(cell)))
         return
     cells = measure(args)

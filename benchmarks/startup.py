@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,14 +91,14 @@ def by_package(times: list[tuple[str, float, float]]) -> list[tuple[str, float]]
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     demo = command("train", "demo", "--out", "run")
-    sides = {
+    sides: dict[str, Callable[[], tuple[float, float]]] = {
         BARE: lambda: run([sys.executable, "-c", "pass"], folder),
         HELP: lambda: run(command("--help"), folder),
         IMPORT: lambda: run([sys.executable, "-c", "import ssfl"], folder),
         TORCH: lambda: run([sys.executable, "-c", "import torch"], folder),
         TRAIN: lambda: first_round(demo, folder),
     }
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, play in sides.items():
         if name == TRAIN and args.no_train:
             continue

@@ -35,7 +35,9 @@ class LocalHeads(GlobalSSFL):
     ) -> Tensor | None:
         flat = models.global_.flat
         flat.shared.copy_(theta)
-        for entry in flat.layout.entries if mine is not None else ():
+        if mine is None:  # the client's first round
+            return None
+        for entry in flat.layout.entries:
             if not entry.name.startswith("backbone.") and entry.kind is not Kind.HOME:
                 flat.vector[entry.range] = mine[entry.range]
         return None

@@ -42,7 +42,8 @@ print(f"effective rank {final['effective_rank']:.1f}")
 encoder = run.global_encoder()
 files = find_images([folder])
 features = torch.nn.functional.normalize(embed(encoder, files), dim=1)
+names = [str(file.relative_to(folder)) for file in files]
 nearest = (features @ features[0]).argsort(descending=True)
-print("most like", files[0].name, "are", [files[i].name for i in nearest[1:4].tolist()])
+print("most like", names[0], "are", ", ".join(names[i] for i in nearest[1:4].tolist()))
 
 print("encoder saved as", export_encoder(run, run.path / "encoder.safetensors"))

@@ -18,6 +18,7 @@ from rich.console import Console
 
 import ssfl as package
 from ssfl import __version__, cli, experiment
+from ssfl.commands.reproduce import Terminal
 from ssfl.config import load_config, recipes, to_toml
 from ssfl.data import download
 from ssfl.display import Bars
@@ -101,6 +102,17 @@ def test_every_command_has_help_of_its_own_with_an_example(ssfl: Call, command: 
         if command == group:
             _, out, _ = ssfl(command, member, "--help")
     assert "Example: ssfl" in out
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_is_whole_on_a_narrow_terminal(
+    ssfl: Call, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for member in {"data": ["get"], "site": ["init", "start"]}.get(command, [None]):
+        _, out, _ = ssfl(*filter(None, (command, member)), "--help")
+        assert "Example: ssfl" in out
+        assert "…" not in out
 
 
 def test_help_says_what_every_argument_is(ssfl: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +250,20 @@ def test_training_starts_from_a_file_or_from_tables(
     source = tomllib.loads(recipe.read_text()) if given is dict else given(recipe)
     run = package.train(source, out=tmp_path / "run")
     assert run.config == load_config(recipe)
+
+
+def test_brackets_in_names_are_shown_as_they_are(ssfl: Call, recipe: Path) -> None:
+    _, out, _ = ssfl("train", recipe, "--no-report", "--out", "run[of]mine")
+    assert "run directory run[of]mine\n" in out
+    assert out.endswith("all of it: run[of]mine\n")
+
+
+def test_what_a_study_says_of_a_failed_run_is_shown_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remedy = "mlflow is not installed: `pip install 'ssfl[mlflow]'`"
+    Terminal().say(remedy)
+    assert capsys.readouterr().out == f"{remedy}\n"
 
 
 # Stopped

@@ -33,6 +33,7 @@ from ssfl.federation.messages import Reply, Task
 from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import Server
 from ssfl.federation.trainer import Trainer
+from ssfl.files import write_text
 from ssfl.models.backbones import BACKBONES, Backbone
 from ssfl.run import Run
 from ssfl.ssl import METHODS
@@ -354,6 +355,19 @@ def test_a_place_that_two_ask_for_at_once_is_given_to_one(
     assert all("holds a run already" in str(error) for error in refused)
     Run(tmp_path / "chosen").withdraw()
     assert not (tmp_path / "chosen").exists()
+
+
+def test_ctrl_c_while_the_run_directory_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path, content: str) -> None:
+        write_text(path, content)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("ssfl.run.write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_place_that_cannot_be_written_to_is_named(

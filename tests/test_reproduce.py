@@ -1209,3 +1209,10 @@ def test_the_command_asks_for_one_thing_at_a_time() -> None:
     done = CliRunner().invoke(app(), ["table1", "--seeds", "some"])
     assert isinstance(done.exception, ConfigError)
     assert "--seeds some" in str(done.exception)
+
+
+def test_a_page_is_not_asked_of_a_study(tmp_path: Path) -> None:
+    """Elsewhere -o is short for --out: here it would be lost without a word."""
+    asked = ["table1", "-o", str(tmp_path / "page.md")]
+    refused = str(CliRunner().invoke(app(), asked).exception)
+    assert refused == "-o is where --collect writes its page: a study's results go to --out FOLDER"

@@ -26,13 +26,13 @@ from round import PlainLoop, draws
 from torch import Tensor, nn
 
 from peer.work import Clock, Setting, Weights, work
-from ssfl.ssl.base import Batch
+from ssfl.ssl.base import Batch, Method
 
 
 class Learnt(nn.Module):
     """Our method as pfl wants a model: its loss a function of the data."""
 
-    def __init__(self, method: Any) -> None:
+    def __init__(self, method: Method) -> None:
         super().__init__()
         self.method = method
 
@@ -43,14 +43,14 @@ class Learnt(nn.Module):
         return {}
 
 
-class Unjudged(PyTorchModel):
+class Unjudged(PyTorchModel):  # type: ignore[misc]
     """No local evaluation, which pfl has in its first round at least."""
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Metrics:
         return Metrics()
 
 
-class OwnBatches(Dataset):
+class OwnBatches(Dataset):  # type: ignore[misc]
     """A client's images, which come as the views of our batches."""
 
     def __init__(self, loop: PlainLoop, client: int, round_: int) -> None:
@@ -68,7 +68,7 @@ class OwnBatches(Dataset):
             yield [loop.views(loop.data.dataset.train.pixels[rows], uniforms)]
 
 
-class BetweenRounds(TrainingProcessCallback):
+class BetweenRounds(TrainingProcessCallback):  # type: ignore[misc]
     """Our clock, in the first process; the others wait for it."""
 
     def __init__(self, clock: Clock, model: Learnt) -> None:

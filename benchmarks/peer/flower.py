@@ -28,7 +28,7 @@ def resident() -> PlainLoop:
     return work(Setting(**json.loads(os.environ[SETTING])))[2]
 
 
-@client_app.train()
+@client_app.train()  # type: ignore[untyped-decorator]
 def train(message: Message, context: Context) -> Message:
     loop, client = resident(), int(context.node_config["partition-id"])
     loop.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -45,7 +45,7 @@ def play(setting: Setting) -> Clock:
     clock = Clock(loop)
     server_app = ServerApp()
 
-    @server_app.main()
+    @server_app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=setting.clients)
 

@@ -47,10 +47,12 @@ class Bars:
         images = f"{facts['train_images']:,} images of " if facts["train_images"] else "images at "
         self._console.print(
             f"[bold]{config.name}[/]: {config.algorithm.name} with {config.ssl.method} on "
-            f"{images}{facts['data']}, {several(clients, 'client')}, "
+            f"{images}{escape(facts['data'])}, {several(clients, 'client')}, "
             f"{several(rounds, 'round')}" + (f" ({done} done)" if done else "")
         )
-        self._console.print(f"run directory [cyan]{run.path}[/]", highlight=False, soft_wrap=True)
+        self._console.print(
+            f"run directory [cyan]{escape(str(run.path))}[/]", highlight=False, soft_wrap=True
+        )
         if not self._console.is_terminal:
             return
         self._progress = Progress(

@@ -85,11 +85,14 @@ def train(
     if not isinstance(config, Config):
         config = load_config(config)
     _check_images_are_here(config)
-    run = Run.create(_from_anywhere(config), out)
+    run: Run | None = None
     try:
+        with uninterrupted():  # or there would be a folder, and nobody to take it back
+            run = Run.create(_from_anywhere(config), out)
         Experiment(run, comm, display or Quiet()).play()
     except (ConfigError, DataError, KeyboardInterrupt):
-        run.withdraw()  # unless something was done already
+        if run is not None:
+            run.withdraw()  # unless something was done already
         raise
     return run
 

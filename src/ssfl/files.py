@@ -3,8 +3,11 @@
 Everything a run must find again is written to a temporary name, flushed to the disk, then renamed.
 """
 
+import csv
+import io
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,16 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_text(path: Path, content: str) -> None:
     """Replace `path` by `content`, atomically."""
     write_bytes(path, content.encode())
+
+
+def csv_text(lines: Sequence[Mapping[str, object]]) -> str:
+    """Lines as CSV, with a column for every key that any of them has, in order of appearance."""
+    columns = list(dict.fromkeys(key for line in lines for key in line))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
 
 
 def read_json(path: Path, mend: str) -> Any:

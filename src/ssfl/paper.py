@@ -23,9 +23,3 @@ class PaperFigures(Section):
         """The figures there are, by name."""
         given = self.model_dump(exclude_none=True, exclude={"table"})
         return {name: float(value) for name, value in given.items()}
-
-
-def paper_figures(config: Section) -> PaperFigures:
-    """The configuration's `[paper]` table, empty where there is none."""
-    found = getattr(config, "paper", None)
-    return found if isinstance(found, PaperFigures) else PaperFigures()

@@ -114,7 +114,7 @@ class Run:
 
     @property
     def _mend(self) -> str:
-        return f"delete it, and `ssfl train --resume {self.path}` writes it anew"
+        return f"delete it, and `{self.way_on}` writes it anew"
 
     @property
     def clients(self) -> Sequence[int]:
@@ -172,9 +172,7 @@ class Run:
         """The last checkpoint, which must exist."""
         found = latest_checkpoint(self.checkpoints)
         if found is None:
-            raise CheckpointError(
-                f"{self.path} has no checkpoint yet: train it by `ssfl train --resume {self.path}`"
-            )
+            raise CheckpointError(f"{self.path} has no checkpoint yet: train it by `{self.way_on}`")
         return found
 
     def global_encoder(self) -> Encoder:

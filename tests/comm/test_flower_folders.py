@@ -26,7 +26,7 @@ from ssfl.comm import COMMUNICATORS
 from ssfl.comm.flower.host import SiteKeeper, build_hosts, load_site
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.records import read_replies, write_replies
-from ssfl.comm.flower.serve import ServeOptions, check_keys, write_settings
+from ssfl.comm.flower.serve import ServeOptions, check_keys, read_settings, write_settings
 from ssfl.comm.flower.site import SiteAnswers
 from ssfl.comm.local import LocalCommunicator
 from ssfl.commands.federation import logging_apart
@@ -351,6 +351,11 @@ def test_bad_options_of_serve_are_one_sentence_and_leave_nothing(federation, tmp
         ("--port", 99999, "--port = 99999: it should be less than or equal to 65535"),
         ("--clients", -1, "--clients = -1: it should be greater than or equal to 0"),
         ("--patience", -1, "--patience = -1.0: it should be greater than 0"),
+        (
+            *("--host", "192.0.2.7"),
+            "--host: the coordinator reaches its own SuperLink by 127.0.0.1, so listen on 0.0.0.0 "
+            "(all addresses) or 127.0.0.1 (this machine alone), not on 192.0.2.7",
+        ),
     ):
         told = refused_command(
             *("serve", home / "ours.toml", "--keys", home / "keys", "--out", tmp_path / "new"),
@@ -358,6 +363,75 @@ def test_bad_options_of_serve_are_one_sentence_and_leave_nothing(federation, tmp
         )
         assert told == complaint
         assert not (tmp_path / "new").exists()
+
+
+@pytest.fixture
+def stopped(federation, tmp_path, monkeypatch):
+    """A coordinator's run to go on with; Flower's programs stay away."""
+    monkeypatch.setattr(COMMUNICATORS, "_targets", dict(COMMUNICATORS._targets))
+    monkeypatch.setattr(Experiment, "play", lambda self: None)
+    return coordinated_with(federation, tmp_path / "run", "server.rounds=5")
+
+
+def test_how_a_run_is_served_may_change_when_it_is_gone_on_with(stopped, federation, tmp_path):
+    before = read_settings(stopped.path)
+    ssfl_command("serve", stopped.path)
+    assert read_settings(stopped.path) == before
+    shutil.copytree(federation[0] / "keys", tmp_path / "moved")
+    for option, value, kept in (
+        ("port", 9093, 9093),
+        ("host", "127.0.0.1", "127.0.0.1"),
+        ("clients", 2, 2),
+        ("patience", 7, 7.0),
+        ("keys", tmp_path / "moved", tmp_path / "moved"),
+    ):
+        ssfl_command("serve", stopped.path, f"--{option}", value)
+        before = before.model_copy(update={option: kept})
+        assert read_settings(stopped.path) == before  # all that was said earlier holds as well
+
+
+def test_a_finished_run_waits_for_no_site(federation, monkeypatch):
+    """As after a reboot, when systemd starts the coordinator again."""
+
+    def refuse(self):
+        raise AssertionError("it was played again")
+
+    monkeypatch.setattr(Experiment, "play", refuse)
+    _, run = federation
+    assert f"{run.path} is finished" in ssfl_command("serve", run.path).replace("\n", "")
+
+
+def test_what_a_run_trains_may_not_change_when_it_is_gone_on_with(stopped, tmp_path):
+    for option, value in (("--set", "local.lr=1"), ("--out", tmp_path / "elsewhere")):
+        told = refused_command("serve", stopped.path, option, value)
+        assert told == f"a resumed run keeps its configuration and place: leave out {option}"
+
+
+def test_options_that_cannot_be_leave_a_served_run_as_it_was(stopped, tmp_path):
+    before = (stopped.path / "serve.json").read_text()
+    told = refused_command("serve", stopped.path, "--port", 0)
+    assert told == "--port = 0: it should be greater than or equal to 1"
+    assert "has no ca.pem" in refused_command("serve", stopped.path, "--keys", tmp_path)
+    with stopped.held():  # as by a coordinator at work
+        assert "another process" in refused_command("serve", stopped.path, "--port", 9093)
+    assert (stopped.path / "serve.json").read_text() == before
+
+
+def test_what_a_coordinator_lacks_is_made_by_serving_it(stopped):
+    (stopped.path / "final.json").write_text("{")
+    told = refused_command("info", stopped.path)
+    assert f"delete it, and `ssfl serve {stopped.path}` writes it anew" in told
+    shutil.rmtree(stopped.path / "checkpoints")
+    told = refused_command("export", stopped.path, "-o", stopped.path / "encoder.pt")
+    assert f"no checkpoint yet: train it by `ssfl serve {stopped.path}`" in told
+
+
+def test_settings_that_were_spoilt_are_said_in_a_sentence(stopped):
+    settings = stopped.path / "serve.json"
+    settings.write_text(settings.read_text().replace("9092", '"many"'))
+    assert f"{settings}: port = 'many': " in refused_command("serve", stopped.path)
+    settings.write_text("{")
+    assert f"{settings} cannot be read" in refused_command("serve", stopped.path)
 
 
 def test_bad_options_of_certs_are_one_sentence_and_leave_nothing(tmp_path):
@@ -423,6 +497,17 @@ def test_a_site_without_images_is_told_how_to_give_them(federation):
     finally:
         (home / "kept.toml").rename(home / "second" / "site.toml")
     assert told == "the recipe's images are at sites: give this site's with --data"
+
+
+@pytest.mark.parametrize(("recipe", "still"), [("ours.toml", " --data FOLDER"), ("digits", "")])
+def test_init_asks_for_images_only_where_the_recipe_has_none(federation, tmp_path, recipe, still):
+    home, _ = federation
+    said = ssfl_command(
+        *("site", "init", tmp_path / "site", "--server", "192.0.2.7:9092", "--clients", "0"),
+        *("--ca", home / "keys" / "ca.pem"),
+        *("--recipe", home / recipe if recipe.endswith("toml") else recipe),
+    )
+    assert f"`ssfl site start {tmp_path / 'site'}{still}`" in said
 
 
 def test_a_second_init_does_not_overwrite_a_sites_key(federation):

@@ -153,7 +153,7 @@ def test_the_papers_figures_stand_beside_ours(
     personal: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures = PaperFigures(table="Table 2, Per-SSFL", personal_linear=0.831)
-    monkeypatch.setattr(record, "paper_figures", lambda config: figures)
+    monkeypatch.setattr(record.Record, "paper", figures)
     text = write_report(personal).read_text()
     assert "83.1 %" in text
     assert "Paper: Table 2, Per-SSFL." in text

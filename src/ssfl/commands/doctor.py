@@ -30,7 +30,7 @@ class Finding:
 
 def doctor(
     strict: Annotated[
-        bool, typer.Option(help="Exit with code 1 if anything optional is missing too.")
+        bool, typer.Option("--strict", help="Exit with code 1 if anything optional is missing too.")
     ] = False,
 ) -> None:
     """Look at this machine: packages, devices, data, and what each transport and extra can do here.

@@ -36,7 +36,7 @@ def evaluate(
 
     Example: ssfl evaluate runs/demo -p knn -p semi-linear
     """
-    from ssfl.commands.console import console
+    from ssfl.commands.console import say
     from ssfl.protocols.judge import PROTOCOLS
     from ssfl.protocols.judge import evaluate as judge
     from ssfl.run import Run
@@ -47,8 +47,7 @@ def evaluate(
     with bars() as progress:
         found = judge(opened, chosen, options=options, progress=watcher(progress))
     show(found, opened, health=chosen is not None and "health" in chosen)
-    saved = f"saved {opened.path / 'evaluation.json'}; `ssfl report {run}` puts it on the page"
-    console.print(saved, highlight=False, soft_wrap=True)
+    say(f"saved {opened.path / 'evaluation.json'}; `ssfl report {run}` puts it on the page")
 
 
 def parse_options(settings: list[str]) -> "ProtocolOptions":
@@ -90,11 +89,10 @@ def show(found: "Evaluation", run: Any, *, health: bool = False) -> None:
     it was asked for, or is all there is."""
     from rich.table import Table
 
-    from ssfl.commands.console import console
-    from ssfl.paper import paper_figures
+    from ssfl.commands.console import console, note
     from ssfl.protocols.scores import GROUPS
 
-    paper = paper_figures(run.config).figures()
+    paper = run.config.paper.figures()
     for over, heading in GROUPS.items():
         group = [score for score in found.scores if score.over == over]
         if not group:
@@ -117,8 +115,8 @@ def show(found: "Evaluation", run: Any, *, health: bool = False) -> None:
         console.print()
     if found.health and (health or not found.scores):
         _show_health(found)
-    for note in found.notes:
-        console.print(f"[yellow]note:[/] {note}", highlight=False)
+    for text in found.notes:
+        note(text)
 
 
 def _show_health(found: "Evaluation") -> None:

@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ssfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ssfl.run import Run
 
 Settings = Annotated[
     list[str], typer.Option("--set", help="section.key=value on top of the recipe.")
@@ -48,40 +51,56 @@ def serve(
     recipe: Annotated[
         str, typer.Argument(help="A recipe, a .toml file, or a run directory to go on with.")
     ],
-    keys: Annotated[Path, typer.Option(help="Folder made by `ssfl certs`.")] = Path("keys"),
+    keys: Annotated[
+        Path | None, typer.Option(help="Folder made by `ssfl certs` (default: keys).")
+    ] = None,
     clients: Annotated[
-        int, typer.Option(help="Clients to wait for before round 0 (0: the recipe's number).")
-    ] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 9092,
-    patience: Annotated[float, typer.Option(help="Seconds to wait for clients.")] = 3600.0,
-    out: Annotated[Path | None, typer.Option(help="Run directory.")] = None,
+        int | None, typer.Option(help="Clients to wait for first (default: all of the recipe's).")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="0.0.0.0: for all (the default); 127.0.0.1: for this machine alone."),
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (default: 9092).")] = None,
+    patience: Annotated[
+        float | None, typer.Option(help="Seconds to wait for clients (default: 3600).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory of a new run (default: runs/NAME).")
+    ] = None,
     setting: Settings = [],  # noqa: B006
 ) -> None:
     """Coordinate a federation: wait for sites, train, keep the record.
 
     Example: ssfl serve mine.toml --keys keys --clients 3
+
+    A run directory is gone on with as before, but for what is given: port, keys, ... may change.
+    What is trained and where it is kept may not, so --set and --out are for new runs alone.
     """
     need_flower()
     from ssfl.comm import COMMUNICATORS
-    from ssfl.comm.flower.serve import ServeOptions, check_keys, read_settings, write_settings
-    from ssfl.commands.console import console
+    from ssfl.commands.console import console, refuse_for_a_resumed_run
     from ssfl.commands.train import show_final
-    from ssfl.config import load_config, validated
     from ssfl.display import Bars
     from ssfl.experiment import Experiment
-    from ssfl.run import Run
 
+    options = {
+        "keys": keys.resolve() if keys else None,
+        "host": host,
+        "port": port,
+        "clients": clients,
+        "patience": patience,
+    }
+    told = {name: value for name, value in options.items() if value is not None}
     if (Path(recipe) / "config.toml").is_file():
-        run = Run(recipe)
-        check_keys(read_settings(run.path).keys)
+        refuse_for_a_resumed_run({"--set": setting or None, "--out": out})
+        run = _gone_on_with(recipe, told)
     else:
-        config = load_config(recipe, setting)
-        told = {"host": host, "port": port, "clients": clients, "patience": patience}
-        options = validated(ServeOptions, told | {"keys": keys.resolve()}, prefix="--")
-        check_keys(keys)
-        run = Run.create(config, out)
-        write_settings(run.path, options)
+        run = _begun(recipe, setting, out, told)
+    if run.final.get("rounds") == run.config.server.rounds:
+        show_final(run.final)
+        tell(f"{run.path} is finished: no site is needed any more.")
+        return
     COMMUNICATORS.register("flower", "ssfl.comm.flower.serve:connect")
     tell(f"Run directory {run.path}; `ssfl serve {run.path}` goes on with it if it is stopped.")
     try:
@@ -92,6 +111,37 @@ def serve(
         raise typer.Exit(130) from None
     show_final(run.final)
     tell(f"All of it: {run.path}")
+
+
+def _begun(recipe: str, settings: list[str], out: Path | None, told: dict[str, Any]) -> "Run":
+    """A new run, and how it is served."""
+    from ssfl.comm.flower.serve import ServeOptions, check_keys, write_settings
+    from ssfl.config import load_config, validated
+    from ssfl.interrupts import uninterrupted
+    from ssfl.run import Run
+
+    config = load_config(recipe, settings)
+    serving = validated(ServeOptions, {"keys": Path("keys").resolve()} | told, prefix="--")
+    check_keys(serving.keys)
+    with uninterrupted():  # neither is of use without the other
+        run = Run.create(config, out)
+        write_settings(run.path, serving)
+    return run
+
+
+def _gone_on_with(folder: str, told: dict[str, Any]) -> "Run":
+    """A run that was stopped, served as before but for what is told now."""
+    from ssfl.comm.flower.serve import ServeOptions, check_keys, read_settings, write_settings
+    from ssfl.config import validated
+    from ssfl.run import Run
+
+    run = Run(folder)
+    before = read_settings(run.path).model_dump()
+    serving = validated(ServeOptions, before | told, prefix="--")
+    check_keys(serving.keys)
+    with run.held():  # not while another process serves it
+        write_settings(run.path, serving)
+    return run
 
 
 @site.command("init")
@@ -113,6 +163,7 @@ def site_init(
     need_flower()
     from ssfl.comm.flower.host import SiteOptions, init_site
     from ssfl.config import load_config, validated
+    from ssfl.data.sources.sites import SitesOptions
 
     told = {
         "server": server,
@@ -121,9 +172,11 @@ def site_init(
         "workers": workers,
     }
     options = validated(SiteOptions, told, prefix="--")
-    public = init_site(folder, options, load_config(recipe, setting), ca)
+    config = load_config(recipe, setting)
+    public = init_site(folder, options, config, ca)
+    wanting = isinstance(config.data, SitesOptions) and data is None
     typer.echo(f"Send {public} (and nothing else) to the coordinator; then run")
-    typer.echo(f"`ssfl site start {folder}{'' if data else ' --data FOLDER'}`.")
+    typer.echo(f"`ssfl site start {folder}{' --data FOLDER' if wanting else ''}`.")
 
 
 @site.command("start")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Change one option, e.g. --set local.lr=0.03.")
@@ -30,7 +31,7 @@ def recipes() -> None:
 def config(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a .toml file.")],
     settings: Settings = None,
-    bare: Annotated[bool, typer.Option(help="Leave out the descriptions.")] = False,
+    bare: Annotated[bool, typer.Option("--bare", help="Leave out the descriptions.")] = False,
 ) -> None:
     """Print a configuration in full, as resolved, with what every key means.
 
@@ -50,17 +51,16 @@ def partition(
 
     Example: ssfl partition demo --set partition.alpha=0.1
     """
-    from rich.markup import escape
     from rich.table import Table
 
     from ssfl.assemble import load_federated
-    from ssfl.commands.console import console
+    from ssfl.commands.console import console, note, say
     from ssfl.config import load_config
     from ssfl.data.pictures import save_partition_pictures
 
     data = load_federated(load_config(recipe, settings or []), progress=console.is_terminal)
     counts = data.class_counts()
-    table = Table(title=f"{data.dataset.name}: {len(data.dataset.train):,} images")
+    table = Table(title=f"{escape(data.dataset.name)}: {len(data.dataset.train):,} images")
     table.add_column("client", justify="right")
     if data.names is not None:
         table.add_column("name", overflow="fold")
@@ -80,10 +80,10 @@ def partition(
     console.print(table)
     if len(shown) < len(data.clients()):
         console.print(f"... and {len(data.clients()) - len(shown):,} more clients")
-    for note in data.dataset.notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+    for text in data.dataset.notes:
+        note(text)
     for path in save_partition_pictures(data, out):
-        console.print(f"saved {path}", highlight=False, soft_wrap=True)
+        say(f"saved {path}")
 
 
 def info(
@@ -94,7 +94,7 @@ def info(
 
     Example: ssfl info runs/demo --json
     """
-    from ssfl.commands.console import console
+    from ssfl.commands.console import console, say
     from ssfl.commands.train import show_final
     from ssfl.federation.checkpoint import latest_checkpoint
     from ssfl.run import Run
@@ -120,5 +120,4 @@ def info(
     if final:
         show_final(final)
     if done < rounds or not (final or config.here):  # a site has no figures of the whole
-        way_on = f"not finished: go on with `{opened.way_on}`"
-        console.print(way_on, highlight=False, soft_wrap=True)
+        say(f"not finished: go on with `{opened.way_on}`")

@@ -11,12 +11,12 @@ def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> Non
 
     Example: ssfl report runs/demo
     """
-    from ssfl.commands.console import console
+    from ssfl.commands.console import console, say
     from ssfl.report import write_report
 
     with console.status("drawing"):
         path = write_report(run)
-    console.print(f"saved {path}", highlight=False, soft_wrap=True)
+    say(f"saved {path}")
 
 
 def compare(
@@ -29,11 +29,11 @@ def compare(
 
     Example: ssfl compare runs/global runs/per-ssfl -o comparison
     """
-    from ssfl.commands.console import console
+    from ssfl.commands.console import say
     from ssfl.report import write_comparison
 
     paths = write_comparison(list(runs), out)
     markdown = next(path for path in paths if path.suffix == ".md")
     typer.echo(markdown.read_text(encoding="utf-8"))
     for path in paths:
-        console.print(f"saved {path}", highlight=False, soft_wrap=True)
+        say(f"saved {path}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 if TYPE_CHECKING:
     from ssfl.reproduce import StudyResult
@@ -42,9 +43,9 @@ def reproduce(
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="GLD-23K: made-up images in its layout.")
     ] = False,
-    timing: Annotated[
-        bool, typer.Option(help="Time a few rounds of every arm to say how long it will take.")
-    ] = True,
+    no_timing: Annotated[
+        bool, typer.Option("--no-timing", help="Begin without timing a few rounds of each arm.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be run and how long, and stop.")
     ] = False,
@@ -52,9 +53,9 @@ def reproduce(
     collect: Annotated[
         Path | None, typer.Option(help="Gather all results below this folder into one page.")
     ] = None,
-    page: Annotated[Path, typer.Option("-o", help="Where --collect writes to.")] = Path(
-        "RESULTS.md"
-    ),
+    page: Annotated[
+        Path | None, typer.Option("-o", help="Where --collect writes to (default: RESULTS.md).")
+    ] = None,
 ) -> None:
     """Repeat an experiment of the paper: train, judge, and put our figures beside the paper's.
 
@@ -63,7 +64,7 @@ def reproduce(
 
     Example: ssfl reproduce table2 --rounds 200 --seeds 3
     """
-    from ssfl.commands.console import console, errors
+    from ssfl.commands.console import errors, say
     from ssfl.errors import ConfigError
     from ssfl.reproduce import reproduce as run_study
     from ssfl.reproduce.estimate import parse_duration
@@ -73,13 +74,18 @@ def reproduce(
         raise ConfigError(
             "give one of: a study (`ssfl reproduce table1`), --list, or --collect results"
         )
+    if page is not None and collect is None:
+        raise ConfigError(
+            "-o is where --collect writes its page: a study's results go to --out FOLDER"
+        )
     if list_:
         _list()
         return
     if collect is not None:
+        page = page or Path("RESULTS.md")
         found = gather(collect, page)
         count = "1 study" if len(found) == 1 else f"{len(found)} studies"
-        console.print(f"{count}: {page}", highlight=False, soft_wrap=True)
+        say(f"{count}: {page}")
         return
     assert study is not None
     terminal = Terminal()
@@ -94,7 +100,7 @@ def reproduce(
             settings=settings or [],
             arms=arm or [],
             synthetic_data=synthetic,
-            timing=timing,
+            timing=not no_timing,
             dry_run=dry_run,
             watch=terminal,
         )
@@ -103,7 +109,7 @@ def reproduce(
         raise typer.Exit(130) from None
     if not dry_run:
         _show(result)
-        console.print(f"all of it: {out / result.name}", highlight=False, soft_wrap=True)
+        say(f"all of it: {out / result.name}")
     if terminal.failures:
         raise typer.Exit(1)
 
@@ -145,10 +151,11 @@ def _show(result: "StudyResult") -> None:
     from ssfl.reproduce.pages import table
 
     if rows := result.rows():
-        console.print(f"[bold]{result.study.title}[/]", highlight=False)
+        console.print(f"[bold]{escape(result.study.title)}[/]", highlight=False)
         console.print(Markdown(table(rows, result.study)))
     for one in result.unfinished:
-        console.print(f"[yellow]not done:[/] {one.arm}, {one.which}: {one.why}", highlight=False)
+        text = escape(f"{one.arm}, {one.which}: {one.why}")
+        console.print(f"[yellow]not done:[/] {text}", highlight=False)
 
 
 class Terminal:
@@ -160,12 +167,12 @@ class Terminal:
     def timing(self, label: str, place: int, total: int) -> None:
         from ssfl.commands.console import errors
 
-        errors.print(f"timing {place + 1} of {total}: {label}", highlight=False)
+        errors.print(f"timing {place + 1} of {total}: {label}", markup=False, highlight=False)
 
     def plan(self, plan: "Plan") -> None:
         from rich.table import Table
 
-        from ssfl.commands.console import console
+        from ssfl.commands.console import console, note
         from ssfl.display import several
         from ssfl.report.words import duration
 
@@ -182,15 +189,15 @@ class Terminal:
             elif done:
                 state = f"{done} rounds done"
             table.add_row(
-                job.arm.label,
+                escape(job.arm.label),
                 str(job.seed),
                 str(job.config.server.rounds),
                 "" if seconds is None else duration(seconds),
                 state,
             )
         console.print(table)
-        for note in plan.notes:
-            console.print(f"[yellow]note:[/] {note}", highlight=False)
+        for text in plan.notes:
+            note(text)
         total = plan.total()
         if total is not None and plan.unfinished():
             partial = any(timing.partial for timing in plan.timings.values())
@@ -219,9 +226,9 @@ class Terminal:
         self.say(f"{job.name}: {why}")
 
     def say(self, text: str) -> None:
-        from ssfl.commands.console import console
+        from ssfl.commands.console import say
 
-        console.print(text, highlight=False)
+        say(text)
 
 
 def _study_bars(console: Any, job: "Job", place: int, total: int) -> Any:
@@ -233,7 +240,7 @@ def _study_bars(console: Any, job: "Job", place: int, total: int) -> Any:
         def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
             super().start(run, clients, rounds, done)
             if self._progress is not None:
-                label = f"{job.arm.label}, seed {job.seed}"
+                label = escape(f"{job.arm.label}, seed {job.seed}")
                 self._progress.add_task("runs", total=total, completed=place, figures=label)
 
     return StudyBars(console)

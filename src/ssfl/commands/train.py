@@ -26,7 +26,9 @@ def train(
     gpus_per_worker: Annotated[
         float | None, typer.Option(help="Ray: share of a GPU for each worker, e.g. 0.25.")
     ] = None,
-    report: Annotated[bool, typer.Option(help="Write the page report.html at the end.")] = True,
+    no_report: Annotated[
+        bool, typer.Option("--no-report", help="Leave out the page report.html at the end.")
+    ] = False,
 ) -> None:
     """Train one global encoder, and personal ones where the algorithm has them.
 
@@ -34,7 +36,7 @@ def train(
     """
     from ssfl import experiment
     from ssfl.comm import join
-    from ssfl.commands.console import console, stop_gracefully
+    from ssfl.commands.console import console, refuse_for_a_resumed_run, say, stop_gracefully
     from ssfl.config import load_config
     from ssfl.display import Bars
     from ssfl.errors import ConfigError
@@ -46,16 +48,14 @@ def train(
         raise ConfigError(
             "give either a recipe (see `ssfl recipes`) or --resume RUN, e.g. `ssfl train demo`"
         )
-    changes = {
-        "--set": settings or None,
-        "--out": out,
-        "--workers": workers,
-        "--gpus-per-worker": gpus_per_worker,
-    }
-    given = [option for option, value in changes.items() if value is not None]
-    if resume is not None and given:
-        raise ConfigError(
-            f"a resumed run keeps its configuration and place: leave out {', '.join(given)}"
+    if resume is not None:
+        refuse_for_a_resumed_run(
+            {
+                "--set": settings or None,
+                "--out": out,
+                "--workers": workers,
+                "--gpus-per-worker": gpus_per_worker,
+            }
         )
     settings = [*(settings or [])]
     if workers is not None:
@@ -72,11 +72,11 @@ def train(
             config = load_config(recipe, settings)
             run = experiment.train(config, out=out, comm=comm, display=display)
     show_final(run.final)
-    if report:
+    if not no_report:
         with console.status("drawing the report"):
             page = write_report(run)
-        console.print(f"to look at: {page}", highlight=False, soft_wrap=True)
-    console.print(f"all of it: {run.path}", highlight=False, soft_wrap=True)
+        say(f"to look at: {page}")
+    say(f"all of it: {run.path}")
 
 
 FIGURES = {

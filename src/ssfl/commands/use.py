@@ -28,11 +28,11 @@ def export(
 
     Example: ssfl export runs/demo --client 3 -o encoder.onnx
     """
-    from ssfl.commands.console import console
+    from ssfl.commands.console import say
     from ssfl.use import export_encoder
 
     path = export_encoder(run, out, client=client, format=format)  # type: ignore[arg-type]
-    console.print(f"saved {path}", highlight=False, soft_wrap=True)
+    say(f"saved {path}")
 
 
 def embed(
@@ -45,7 +45,7 @@ def embed(
 
     Example: ssfl embed runs/demo photos/ -o features.npy
     """
-    from ssfl.commands.console import console
+    from ssfl.commands.console import say
     from ssfl.errors import ConfigError
     from ssfl.use import find_images
 
@@ -65,15 +65,15 @@ def embed(
     else:
         _write_parquet(out, files, features)
     count, width = features.shape
-    console.print(
-        f"saved {out}: {count:,} images × {width} features", highlight=False, soft_wrap=True
-    )
+    say(f"saved {out}: {count:,} images × {width} features")
 
 
 def classify(
     run: Source,
     images: Files,
-    labels: Annotated[Path, typer.Option(help="A CSV of file,label for a handful of images.")],
+    labels: Annotated[
+        Path, typer.Option(help="A CSV of file,label for a few images; paths from it or from here.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV here.")] = None,
     client: Client = None,
 ) -> None:
@@ -81,7 +81,7 @@ def classify(
 
     Example: ssfl classify runs/demo --labels few.csv photos/ -o predictions.csv
     """
-    from ssfl.commands.console import console, errors
+    from ssfl.commands.console import errors, say
     from ssfl.use import find_images, fit_classifier
     from ssfl.use.classify import read_labels
 
@@ -104,7 +104,7 @@ def classify(
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         _write_csv(out, [header, *rows])
-        console.print(f"saved {out}: {len(rows):,} images", highlight=False, soft_wrap=True)
+        say(f"saved {out}: {len(rows):,} images")
     expected = classifier.expected
     guess = (
         f"cross-validated accuracy on them is {expected:.0%}"

@@ -20,7 +20,6 @@ def knn_votes(
     *,
     k: int = 200,
     temperature: float = 0.1,
-    classes: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
     """Share of the vote for each class: (queries, classes), rows summing to one.
@@ -32,7 +31,7 @@ def knn_votes(
         raise DataError("kNN needs at least one labelled image in its bank and one to classify")
     k = min(k, len(bank))
     labels = bank_labels.to(bank.device, torch.long)
-    classes = int(labels.max()) + 1 if classes is None else classes
+    classes = int(labels.max()) + 1
     bank, queries = F.normalize(bank, dim=1), F.normalize(queries, dim=1)
     chunk = chunk or _chunk(bank, k * classes)
     votes = bank.new_empty(len(queries), classes)
@@ -71,10 +70,9 @@ def knn_accuracy(
     *,
     k: int = 200,
     temperature: float = 0.1,
-    chunk: int | None = None,
 ) -> float:
     """Share of queries given their own label, between 0 and 1."""
-    predicted = knn_predict(bank, bank_labels, queries, k=k, temperature=temperature, chunk=chunk)
+    predicted = knn_predict(bank, bank_labels, queries, k=k, temperature=temperature)
     return float((predicted == query_labels.to(predicted.device)).double().mean())
 
 

@@ -52,20 +52,10 @@ Pair = tuple[Tensor, Tensor, Tensor]
 """A step, the gradient's change over it, and 1/⟨step, change⟩."""
 
 
-def fit_logistic(
-    features: Tensor,
-    labels: Tensor,
-    classes: int,
-    *,
-    l2: float = 1.0,
-    iterations: int = 200,
-    tolerance: float = 3e-4,
-) -> tuple[Tensor, Tensor, float]:
-    """Weight (classes, d), bias (classes,) on raw features, and the mean training cross-entropy."""
-    found = fit_logistics(
-        [features], labels, classes, l2=l2, iterations=iterations, tolerance=tolerance
-    )
-    return found.weight[0], found.bias[0], found.loss[0]
+def fit_logistic(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Weight (classes, d) and bias (classes,) on raw features, with the usual penalty."""
+    found = fit_logistics([features], labels, classes)
+    return found.weight[0], found.bias[0]
 
 
 def fit_logistics(

@@ -24,9 +24,9 @@ class Admission:
     same one, since an update says how long it can be.
     """
 
-    def __init__(self, max_ratio: float, yardstick: float = 0.0) -> None:
+    def __init__(self, max_ratio: float) -> None:
         self.max_ratio = max_ratio
-        self.yardstick = yardstick
+        self.yardstick = 0.0
         self._known: Known | None = None
         self._norms: list[float] = []
         self._first_limit: float | None = None

@@ -4,20 +4,24 @@ For clients that are phones. With the CIFAR stem the first two halvings of the r
 out, so that a 32-pixel image still ends at 4×4.
 """
 
+from collections.abc import Iterator, Sequence
+
 from torch import Tensor, nn
 
 from ssfl.models.backbones import Backbone, Stem, conv, initialise
 from ssfl.models.norm import BatchNorm
 
-# expansion, outputs, depth, stride of each stage, at the standard width of 32
-STAGES = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
+Stage = tuple[int, int, int, int, int]
+"""Expansion, kernel, outputs, depth and stride, at the standard width of 32."""
+
+STAGES: Sequence[Stage] = (
+    (1, 3, 16, 1, 1),
+    (6, 3, 24, 2, 2),
+    (6, 3, 32, 3, 2),
+    (6, 3, 64, 4, 2),
+    (6, 3, 96, 3, 1),
+    (6, 3, 160, 3, 2),
+    (6, 3, 320, 1, 1),
 )
 
 
@@ -28,23 +32,32 @@ class MobileNet(Backbone):
         self, *, channels: int = 3, image_size: int = 32, stem: Stem = "cifar", width: int = 32
     ) -> None:
         super().__init__()
-        cifar = stem == "cifar"
-        inputs = scaled(32, width)
-        layers: list[nn.Module] = unit(channels, inputs, 3, 1 if cifar else 2, act=nn.ReLU6)
-        for stage, (expansion, outputs, depth, stride) in enumerate(STAGES):
-            outputs = scaled(outputs, width)
-            for index in range(depth):
-                step = stride if index == 0 and not (cifar and stage == 1) else 1
-                layers.append(InvertedResidual(inputs, outputs, expansion, 3, step, nn.ReLU6))
-                inputs = outputs
+        first = 1 if stem == "cifar" else 2
+        layers = unit(channels, scaled(32, width), 3, first, act=nn.ReLU6)
+        for inputs, outputs, expansion, kernel, stride in blocks(STAGES, stem, width):
+            layers.append(InvertedResidual(inputs, outputs, expansion, kernel, stride, nn.ReLU6))
         self.features = max(1280, scaled(1280, width))
-        layers += unit(inputs, self.features, 1, act=nn.ReLU6)
+        layers += unit(outputs, self.features, 1, act=nn.ReLU6)
         self.layers = nn.Sequential(*layers)
         initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layers(x)
         return x.mean(dim=(2, 3))
+
+
+def blocks(
+    stages: Sequence[Stage], stem: Stem, width: int
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Inputs, outputs, expansion, kernel and stride of each block: a stage's first has its stride
+    (with the CIFAR stem, the second stage has none)."""
+    inputs = scaled(32, width)
+    for stage, (expansion, kernel, channels, depth, stride) in enumerate(stages):
+        outputs = scaled(channels, width)
+        for index in range(depth):
+            halves = index == 0 and not (stem == "cifar" and stage == 1)
+            yield inputs, outputs, expansion, kernel, stride if halves else 1
+            inputs = outputs
 
 
 class InvertedResidual(nn.Module):

@@ -135,27 +135,8 @@ class Bench:
         if self.key(who) != GLOBAL:
             self._cache.forget(who)
 
-    def features_of(
-        self, who: int, pixels: Tensor, normalise: Callable[[Tensor], Tensor] | None = None
-    ) -> Tensor:
+    def features_of(self, who: int, pixels: Tensor) -> Tensor:
         """Features of any images, not kept."""
-        return self._extract(self.encoder(who), pixels, normalise)
-
-    def _features(self, who: int, split: str, pixels: Tensor) -> Tensor:
-        if who not in self._keys:
-            self.encoder(who)
-
-        def compute() -> Tensor:
-            return self._extract(self.encoder(who), pixels)
-
-        return self._cache.get(self._keys[who], split, compute)
-
-    def _extract(
-        self,
-        encoder: nn.Module,
-        pixels: Tensor,
-        normalise: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
         done = 0
 
         def advance(images: int) -> None:
@@ -164,14 +145,17 @@ class Bench:
             self.progress("images seen", done, len(pixels))
 
         return extract(
-            encoder,
+            self.encoder(who),
             pixels,
-            normalise or self.trainer.views.plain,
+            self.trainer.views.plain,
             device=self.device,
             batch=self.config.evaluation.batch,
             autocast=torch.bfloat16 if self.trainer.engine.bf16 else None,
             progress=advance,
         )
+
+    def _features(self, who: int, split: str, pixels: Tensor) -> Tensor:
+        return self._cache.get(self.key(who), split, lambda: self.features_of(who, pixels))
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ssfl.data.federated import FederatedData
     from ssfl.run import Run
 
 
-def write_report(run: "Run | str | Path", data: "FederatedData | None" = None) -> Path:
-    """Write RUN/report.html; `data` spares loading the images again."""
+def write_report(run: "Run | str | Path") -> Path:
+    """Write RUN/report.html and return its path."""
     from ssfl.report.single import write_report as write
 
-    return write(run, data)
+    return write(run)
 
 
 def write_comparison(runs: "Sequence[Run | str | Path]", out: str | Path) -> list[Path]:

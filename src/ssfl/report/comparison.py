@@ -1,8 +1,6 @@
 """The page about several runs: their curves together, their figures side by side, and the settings
 in which they differ; the same tables in Markdown and CSV."""
 
-import csv
-import io
 import os
 from collections.abc import Sequence
 from html import escape
@@ -10,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.errors import ConfigError
-from ssfl.files import write_text
+from ssfl.files import csv_text, write_text
 from ssfl.protocols.scores import GROUPS, Score, title
 from ssfl.report import parts
 from ssfl.report.charts import Number, Series, line_chart, percent, plain
@@ -187,12 +185,7 @@ def _csv(records: Sequence[Record], names: Sequence[str]) -> str:
         line |= {key: record.last[key] for key in _HEALTH if record.last.get(key) is not None}
         line["train_seconds"] = sum(row.get("seconds") or 0 for row in record.rounds)
         lines.append(line)
-    columns = list(dict.fromkeys(key for line in lines for key in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    return csv_text(lines)
 
 
 def _distinct(records: Sequence[Record]) -> list[str]:

@@ -65,13 +65,11 @@ def grid(*figures: str, wide: bool = False) -> str:
     return f'<div class="grid{" wide" if wide else ""}">{inside}</div>' if inside else ""
 
 
-def table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, strong: int = -1
-) -> str:
-    """A table: the first `left` columns are words, the others numbers; one column may stand out."""
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, strong: int = -1) -> str:
+    """A table: the first column is words, the others are numbers; one column may stand out."""
 
     def cell(tag: str, column: int, text: str) -> str:
-        classes = ("" if column < left else "n") + (" strong" if column == strong else "")
+        classes = ("n" if column else "") + (" strong" if column == strong else "")
         mark = f' class="{classes.strip()}"' if classes.strip() else ""
         return f"<{tag}{mark}>{escape(text)}</{tag}>"
 

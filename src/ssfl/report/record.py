@@ -7,7 +7,7 @@ from typing import Any
 
 from ssfl.algorithms import ALGORITHMS
 from ssfl.federation.checkpoint import latest_checkpoint
-from ssfl.paper import PaperFigures, paper_figures
+from ssfl.paper import PaperFigures
 from ssfl.protocols.scores import Evaluation, Score, load_evaluation, over_clients
 from ssfl.run import Run
 from ssfl.tracking import Row
@@ -87,7 +87,7 @@ class Record:
 
     @property
     def paper(self) -> PaperFigures:
-        return paper_figures(self.run.config)
+        return self.run.config.paper
 
     @property
     def name(self) -> str:

@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ssfl.config import to_toml
-from ssfl.data.federated import FederatedData
 from ssfl.errors import SSFLError
 from ssfl.files import write_text
 from ssfl.protocols.bench import Bench
@@ -29,15 +28,15 @@ log = logging.getLogger(__name__)
 _MANY = 40  # clients: beyond this, a distribution in place of a bar each
 
 
-def write_report(run: Run | str | Path, data: FederatedData | None = None) -> Path:
+def write_report(run: Run | str | Path) -> Path:
     """Write RUN/report.html and return its path."""
     run = run if isinstance(run, Run) else Run(run)
     path = run.path / "report.html"
-    write_text(path, render(run, data))
+    write_text(path, render(run))
     return path
 
 
-def render(run: Run, data: FederatedData | None = None) -> str:
+def render(run: Run) -> str:
     """The page as HTML. Where the images are not at hand, what needs them is left out."""
     record = Record(run)
     configuration = _configuration(record)  # where that cannot be read, there is nothing to show
@@ -46,7 +45,7 @@ def render(run: Run, data: FederatedData | None = None) -> str:
         missing = "The images are at the sites: a page made there, of a site's own run, shows them."
     else:
         try:
-            bench = Bench(run, data)
+            bench = Bench(run)
         except SSFLError as error:
             missing = f"Figures that need the images or a checkpoint are missing: {error}."
             log.warning("report: %s", missing)

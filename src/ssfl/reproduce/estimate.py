@@ -89,8 +89,7 @@ class TooSlow(Exception):
 class Stopwatch(Quiet):
     """A display that only looks at the clock."""
 
-    def __init__(self, patience: float = PATIENCE) -> None:
-        self.patience = patience
+    def __init__(self) -> None:
         self.begun: list[float] = []
         self.ended: list[float] = []
         self.judged = 0.0
@@ -112,7 +111,7 @@ class Stopwatch(Quiet):
     def reply(self, reply: Reply) -> None:
         self.clients.append((time.perf_counter(), reply.samples))
         waited = time.perf_counter() - self.begun[-1]
-        if waited > self.patience and len(self.clients) > 1:
+        if waited > PATIENCE and len(self.clients) > 1:
             raise TooSlow
 
     def row(self, row: Row) -> None:
@@ -127,16 +126,13 @@ def measure(
     protocols: Sequence[str],
     options: ProtocolOptions,
     folder: Path,
-    *,
-    rounds: int = ROUNDS,
-    patience: float = PATIENCE,
 ) -> Timing:
     """Train a few rounds of a configuration in `folder`, judge them, and take the times."""
     raw = config.model_dump()
-    raw["server"]["rounds"] = min(rounds, config.server.rounds)
+    raw["server"]["rounds"] = min(ROUNDS, config.server.rounds)
     raw["evaluation"]["every"] = 0
     shutil.rmtree(folder, ignore_errors=True)
-    watch = Stopwatch(patience)
+    watch = Stopwatch()
     began = time.perf_counter()
     try:
         run = train(parse(raw), out=folder, display=watch)

@@ -5,8 +5,6 @@ alone. Results of several machines can be put together; the same run counts once
 trained and judged alike are never averaged, and a row says in what it is not as its study says.
 """
 
-import csv
-import io
 import json
 import math
 import re
@@ -18,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from ssfl.errors import CheckpointError, ConfigError
-from ssfl.files import write_text
+from ssfl.files import csv_text, write_text
 from ssfl.protocols.scores import Score
 from ssfl.reproduce.alike import changed, judging, training
 from ssfl.reproduce.study import Arm, Study
@@ -359,12 +357,7 @@ class StudyResult(Section):
                 counts = dict(zip(part.classes, classes, strict=True))
                 lines.append({"study": self.name, "arm": name, "client": client, "images": size})
                 lines[-1] |= counts
-        columns = list(dict.fromkeys(key for line in lines for key in line))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        return text.getvalue()
+        return csv_text(lines)
 
 
 def quoted(rows: Iterable[Row]) -> dict[tuple[str, str], Row]:

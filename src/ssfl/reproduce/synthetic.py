@@ -4,8 +4,6 @@ It shows that the experiment runs, not what it finds: pictures of shapes in the 
 each photographer with a taste for some of them, a few with too few pictures to take part.
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from ssfl.data.sources.folder import locate
 from ssfl.data.sources.gld23k import Gld23kOptions
 from ssfl.data.sources.shapes import Shapes, ShapesOptions
 from ssfl.errors import ConfigError, DataError
-from ssfl.files import write_text
+from ssfl.files import csv_text, write_text
 from ssfl.reproduce.study import Arm, Study
 from ssfl.seeding import numpy_generator
 
@@ -76,13 +74,11 @@ def _write(folder: Path) -> None:
     assert images.labels is not None
     labels = images.labels.numpy()
     decks = [iter(np.flatnonzero(labels == label)) for label in range(CLASSES)]
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["user_id", "image_id", "class"])
+    lines = []
     for user, own in enumerate(wanted):
         for label in own:
             index = next(decks[label])
             pixels = images.pixels[index].permute(1, 2, 0).numpy()
             Image.fromarray(pixels).save(folder / "images" / f"{index:06d}.jpg", quality=92)
-            writer.writerow([user, f"{index:06d}", label])
-    write_text(folder / LIST, table.getvalue())  # last: with it, the set is whole
+            lines.append({"user_id": user, "image_id": f"{index:06d}", "class": label})
+    write_text(folder / LIST, csv_text(lines))  # last: with it, the set is whole

@@ -6,6 +6,7 @@ L = D(p1, z2)/2 + D(p2, z1)/2 with D the negative cosine similarity and no gradi
 
 from typing import Literal
 
+from pydantic import Field
 from torch import Tensor
 
 from ssfl.models.backbones import Backbone
@@ -17,11 +18,11 @@ class SimSiamOptions(MethodOptions):
     """SimSiam's heads."""
 
     method: Literal["simsiam"] = "simsiam"
-    projector_width: int = 2048
+    projector_width: int = Field(2048, ge=1)
     """Width of the projector, and of the projections it ends in."""
     projector_layers: Literal[2, 3] = 2
     """Layers of the projector: two on CIFAR-sized images, three with the ImageNet stem."""
-    predictor_width: int = 512
+    predictor_width: int = Field(512, ge=1)
     """Width of the predictor's bottleneck."""
 
 

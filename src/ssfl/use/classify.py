@@ -39,7 +39,7 @@ def fit_classifier(features: Tensor, labels: list[str]) -> Classifier:
     if len(classes) < 2:
         raise DataError("a classifier needs labels of at least two classes")
     targets = torch.tensor([classes.index(label) for label in labels])
-    weight, bias, _ = fit_logistic(features, targets, len(classes))
+    weight, bias = fit_logistic(features, targets, len(classes))
     return Classifier(classes, weight, bias, _cross_validate(features, targets, len(classes)))
 
 
@@ -56,7 +56,7 @@ def _cross_validate(features: Tensor, targets: Tensor, classes: int) -> float | 
     right = 0
     for held_out in range(folds):
         seen, unseen = fold != held_out, fold == held_out
-        weight, bias, _ = fit_logistic(features[seen], targets[seen], classes)
+        weight, bias = fit_logistic(features[seen], targets[seen], classes)
         guesses = (features[unseen] @ weight.T + bias).argmax(1)
         right += int((guesses == targets[unseen]).sum())
     return right / len(targets)
@@ -86,7 +86,7 @@ def read_labels(path: Path) -> tuple[list[Path], list[str]]:
         beside = path.parent / name
         found = beside if beside.is_file() else Path(name)
         if not found.is_file():
-            raise DataError(f"{path}, line {number}: there is no image {name}")
+            raise DataError(f"{path}, line {number}: there is no image {name} beside it or here")
         files.append(found)
         labels.append(label)
     if not files:

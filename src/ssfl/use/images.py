@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ssfl.data.decode import Fit, decode, first_broken
+from ssfl.data.decode import decode, first_broken
 from ssfl.data.sources.folder import SUFFIXES
 from ssfl.encoder import Encoder
 from ssfl.errors import DataError
@@ -31,12 +31,10 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     return found
 
 
-def read_images(paths: Sequence[Path], encoder: Encoder, fit: Fit | None = None) -> Tensor:
-    """uint8 N×C×H×W in the encoder's size and channels; a file that cannot be read is an error.
-
-    Without `fit`, images are cropped or squashed as those that the encoder was trained on.
-    """
-    read = decode(paths, encoder.image_size, fit or encoder.fit)
+def read_images(paths: Sequence[Path], encoder: Encoder) -> Tensor:
+    """uint8 N×C×H×W in the encoder's size and channels, cropped or squashed as those that it was
+    trained on; a file that cannot be read is an error."""
+    read = decode(paths, encoder.image_size, encoder.fit)
     if read.broken:
         raise DataError(
             f"{len(read.broken):,} of {len(paths):,} images could not be read: leave them out; "
@@ -53,7 +51,6 @@ def embed(
     images: Tensor | Sequence[str | Path],
     *,
     batch: int = 256,
-    fit: Fit | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Features (N, d) on the CPU, of uint8 images or of image files, in order."""
@@ -65,7 +62,7 @@ def embed(
         raise DataError("no images were named: give files or folders")
     parts = []
     for start in range(0, len(files), batch):  # decoded in step: a folder may not fit in memory
-        pixels = read_images(files[start : start + batch], encoder, fit)
+        pixels = read_images(files[start : start + batch], encoder)
         parts.append(extract(encoder, pixels, _as_is, device=device, batch=batch).cpu())
         if progress is not None:
             progress(len(pixels))

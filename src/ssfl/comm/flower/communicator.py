@@ -77,7 +77,7 @@ class FlowerCommunicator:
             if time.monotonic() > end:
                 raise FederationError(
                     f"only {len(self._present())} of {clients} clients joined within "
-                    f"{self._patience:g} s: look at the sites' logs, or wait for fewer"
+                    f"{self._patience:g} s: look at the sites' logs, or wait for fewer (--clients)"
                 )
             self._census()
             self._hear_rolls()

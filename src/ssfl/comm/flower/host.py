@@ -195,6 +195,8 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
 
     try:
         with _alone(folder):
+            who = ", ".join(map(str, local.clients()))
+            log.info("clients %s are here; the coordinator is asked at %s", who, options.server)
             while True:
                 if known_as.exists():
                     node = int(known_as.read_text())

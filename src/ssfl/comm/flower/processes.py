@@ -114,7 +114,7 @@ def wait_for_port(child: Child, port: int, patience: float = 60.0) -> None:
 def kept_running(child: Child, port: int) -> Iterator[None]:
     """Run a child for the length of the `with` block; start it again if it dies meanwhile."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        raise FederationError(f"port {port} is taken: stop what listens there, or give another")
+        raise FederationError(f"port {port} is taken: stop what listens there, or choose a --port")
     child.start()
     over = threading.Event()
 

@@ -11,17 +11,17 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, field_validator
 
 from ssfl.comm.flower.communicator import FlowerCommunicator
 from ssfl.comm.flower.keys import server_names
 from ssfl.comm.flower.processes import Child, kept_running, new_secret
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.runtime import Link
-from ssfl.config import Config
+from ssfl.config import Config, validated
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.client import Host
-from ssfl.files import write_text
+from ssfl.files import read_json, write_text
 from ssfl.run import SERVED
 from ssfl.section import Section
 
@@ -34,7 +34,7 @@ class ServeOptions(Section):
     keys: Path
     """Folder with ca.pem, server.pem, server.key and the public keys of sites, sites/*.pub."""
     host: str = "0.0.0.0"
-    """Address to listen on."""
+    """0.0.0.0 to listen to everybody, 127.0.0.1 to this machine alone."""
     port: int = Field(9092, ge=1, le=65535)
     """Port to listen on."""
     clients: int = Field(0, ge=0)
@@ -44,6 +44,16 @@ class ServeOptions(Section):
     run: str = Field(default_factory=lambda: secrets.token_hex(16))
     """The name under which sites keep their clients' states of this run."""
 
+    @field_validator("host")
+    @classmethod
+    def _heard_from_here(cls, host: str) -> str:
+        if host not in ("0.0.0.0", "127.0.0.1"):
+            raise ValueError(
+                "the coordinator reaches its own SuperLink by 127.0.0.1, so listen on 0.0.0.0 "
+                f"(all addresses) or 127.0.0.1 (this machine alone), not on {host}"
+            )
+        return host
+
 
 def write_settings(folder: Path, options: ServeOptions) -> None:
     """Keep the settings with the run."""
@@ -52,10 +62,12 @@ def write_settings(folder: Path, options: ServeOptions) -> None:
 
 def read_settings(folder: Path) -> ServeOptions:
     """The settings a run was served with."""
-    try:
-        return ServeOptions.model_validate_json((folder / SERVED).read_text())
-    except (OSError, ValidationError):
-        raise ConfigError(f"{folder} was not started by `ssfl serve`: it has no {SERVED}") from None
+    path = folder / SERVED
+    if not path.is_file():
+        raise ConfigError(f"{folder} was not started by `ssfl serve`: it has no {SERVED}")
+    told = read_json(path, "bring back what `ssfl serve` wrote, or start a new run")
+    options: ServeOptions = validated(ServeOptions, told, prefix=f"{path}: ")
+    return options
 
 
 def connect(config: Config, folder: Path, hosts: Sequence[Host]) -> FlowerCommunicator:

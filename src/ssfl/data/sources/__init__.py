@@ -42,9 +42,7 @@ def data_root() -> Path:
     return Path(os.environ.get("SSFL_DATA") or "data")
 
 
-def load_dataset(
-    options: Any, *, root: Path | None = None, seed: int = 0, progress: bool = False
-) -> DataSet:
+def load_dataset(options: Any, *, seed: int = 0, progress: bool = False) -> DataSet:
     """Load the data set that `options` (some source's Options) describes."""
     source: Source = SOURCES[options.source]
-    return source.load(options, root=root or data_root(), seed=seed, progress=progress)
+    return source.load(options, root=data_root(), seed=seed, progress=progress)
