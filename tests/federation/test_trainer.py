@@ -247,7 +247,7 @@ def test_the_adapted_encoder_is_one_sgd_step_from_theta_at_the_base_rate(
         return made
 
     monkeypatch.setattr(trainer, "_batches", keep)
-    last_round = task(trainer, round_=9, rate=0.0)  # the schedule has come to its end
+    last_round = task(trainer, round_=9, rate=0.0, progress=1.0)  # the schedule is at its end
     encoder = trainer.encoder(0, last_round, ClientState(), host.data.train_indices(0))
     method = plain_method(host, tiny(), last_round.theta)
     optimizer = torch.optim.SGD(method.parameters(), lr=0.05, weight_decay=5e-4)

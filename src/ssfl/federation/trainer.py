@@ -240,7 +240,8 @@ class Trainer:
 
     def _freeze(self, task: Task) -> None:
         """Let Θ_k's backbone use the statistics it was sent, once that time has come."""
-        frozen = task.progress >= self.local.freeze_statistics
+        after = self.local.freeze_statistics
+        frozen = after < 1 and task.progress >= after  # 1 is never, and a finished run is at 1
         if frozen != self._frozen:
             self._frozen = frozen
             freeze_statistics(self.models.global_.method, frozen)

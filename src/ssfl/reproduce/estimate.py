@@ -38,7 +38,7 @@ LEAST_ROUNDS = 10
 MARGIN = 0.9
 """Share of the budget that is planned for: no timing is exact."""
 COST_NOTHING = {
-    "local": ("lr", "schedule", "weight_decay", "decay_norms"),
+    "local": ("lr", "schedule", "weight_decay", "decay_norms", "freeze_statistics"),
     "server": ("rounds", "lr"),
     "evaluation": ("every",),
 }
@@ -131,6 +131,7 @@ def measure(
     raw = config.model_dump()
     raw["server"]["rounds"] = min(ROUNDS, config.server.rounds)
     raw["evaluation"]["every"] = 0
+    raw["local"]["freeze_statistics"] = 1.0  # or one round of the few would prepare new steps
     shutil.rmtree(folder, ignore_errors=True)
     watch = Stopwatch()
     began = time.perf_counter()
