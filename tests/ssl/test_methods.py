@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssfl.algorithms.base import Models
@@ -15,7 +15,7 @@ from ssfl.config import load_config, parse
 from ssfl.errors import ConfigError
 from ssfl.models.backbones import Backbone
 from ssfl.models.flat import FlatModel, Kind
-from ssfl.models.heads import Layer, mlp
+from ssfl.models.norm import BatchNorm
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Batch, Method, Outputs, negative_cosine
 
@@ -39,7 +39,7 @@ class Pixels(Backbone):
     def __init__(self) -> None:
         super().__init__()
         self.features = 8
-        self.layers = mlp([Layer(64, 8)])
+        self.layers = nn.Sequential(nn.Linear(64, 8, bias=False), BatchNorm(8), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x.flatten(1))

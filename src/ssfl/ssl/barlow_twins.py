@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ssfl.models.backbones import Backbone
-from ssfl.models.heads import Layer, mlp
+from ssfl.models.heads import mlp
 from ssfl.ssl.base import Method, MethodOptions, Outputs, ViewWishes
 
 
@@ -36,13 +36,7 @@ class BarlowTwins(Method):
     def __init__(self, backbone: Backbone, options: BarlowTwinsOptions) -> None:
         super().__init__(backbone)
         width = options.projector_width
-        self.projector = mlp(
-            [
-                Layer(backbone.features, width),
-                Layer(width, width),
-                Layer(width, width, norm=None, relu=False),
-            ]
-        )
+        self.projector = mlp(backbone.features, width, width, width)
         self.redundancy = options.redundancy
         self.scale = options.scale
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ssfl.models.backbones import Backbone
-from ssfl.models.heads import Layer, mlp
+from ssfl.models.heads import mlp
 from ssfl.ssl.base import Batch, Method, MethodOptions, Outputs, ViewWishes, negative_cosine
 from ssfl.ssl.memory import follow, frozen_copy
 
@@ -41,18 +41,8 @@ class BYOL(Method):
     def __init__(self, backbone: Backbone, options: BYOLOptions) -> None:
         super().__init__(backbone)
         width = options.projection_width
-        self.projector = mlp(
-            [
-                Layer(backbone.features, options.projector_width),
-                Layer(options.projector_width, width, norm=None, relu=False),
-            ]
-        )
-        self.predictor = mlp(
-            [
-                Layer(width, options.predictor_width),
-                Layer(options.predictor_width, width, norm=None, relu=False),
-            ]
-        )
+        self.projector = mlp(backbone.features, options.projector_width, width)
+        self.predictor = mlp(width, options.predictor_width, width)
         self.target_backbone = frozen_copy(backbone)
         self.target_projector = frozen_copy(self.projector)
         self.momentum = options.momentum

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ssfl.models.backbones import Backbone
-from ssfl.models.heads import Layer, mlp
+from ssfl.models.heads import mlp
 from ssfl.ssl.base import Batch, Method, MethodOptions, Outputs, ViewWishes
 from ssfl.ssl.memory import follow, frozen_copy, push
 
@@ -55,12 +55,7 @@ class MoCo(Method):
     def __init__(self, backbone: Backbone, options: MoCoOptions) -> None:
         super().__init__(backbone)
         hidden, width = options.projector_width, options.projection_width
-        self.projector = mlp(
-            [
-                Layer(backbone.features, hidden, norm=None),
-                Layer(hidden, width, norm=None, relu=False),
-            ]
-        )
+        self.projector = mlp(backbone.features, hidden, width, norm=False)
         self.target_backbone = frozen_copy(backbone)
         self.target_projector = frozen_copy(self.projector)
         self.register_buffer("queue", torch.zeros(options.queue, width))

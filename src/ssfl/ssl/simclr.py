@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ssfl.models.backbones import Backbone
-from ssfl.models.heads import Layer, mlp
+from ssfl.models.heads import mlp
 from ssfl.ssl.base import Method, MethodOptions, Outputs, ViewWishes
 
 
@@ -37,13 +37,8 @@ class SimCLR(Method):
 
     def __init__(self, backbone: Backbone, options: SimCLROptions) -> None:
         super().__init__(backbone)
-        width = options.projector_width
-        self.projector = mlp(
-            [
-                Layer(backbone.features, width, norm=None),
-                Layer(width, options.projection_width, norm=None, relu=False),
-            ]
-        )
+        hidden, width = options.projector_width, options.projection_width
+        self.projector = mlp(backbone.features, hidden, width, norm=False)
         self.temperature = options.temperature
 
     def loss(self, outputs: Outputs) -> Tensor:

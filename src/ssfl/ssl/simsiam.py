@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ssfl.models.backbones import Backbone
-from ssfl.models.heads import Layer, mlp
+from ssfl.models.heads import mlp
 from ssfl.ssl.base import Batch, Method, MethodOptions, Outputs, negative_cosine
 
 
@@ -35,11 +35,8 @@ class SimSiam(Method):
     def __init__(self, backbone: Backbone, options: SimSiamOptions) -> None:
         super().__init__(backbone)
         width, hidden = options.projector_width, options.predictor_width
-        layers = [Layer(backbone.features, width)]
-        layers += [Layer(width, width)] * (options.projector_layers - 2)
-        layers += [Layer(width, width, norm="plain", relu=False)]
-        self.projector = mlp(layers)
-        self.predictor = mlp([Layer(width, hidden), Layer(hidden, width, norm=None, relu=False)])
+        self.projector = mlp(backbone.features, *[width] * options.projector_layers, last="plain")
+        self.predictor = mlp(width, hidden, width)
 
     def forward(self, batch: Batch) -> Outputs:
         z = self.each(self.project, batch.views)

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ssfl.models.backbones import Backbone
-from ssfl.models.heads import Layer, mlp
+from ssfl.models.heads import mlp
 from ssfl.ssl.base import Batch, Method, MethodOptions, Outputs, ViewWishes
 from ssfl.ssl.memory import push
 
@@ -69,9 +69,7 @@ class SwAV(Method):
     def __init__(self, backbone: Backbone, options: SwAVOptions) -> None:
         super().__init__(backbone)
         hidden, width = options.projector_width, options.projection_width
-        self.projector = mlp(
-            [Layer(backbone.features, hidden), Layer(hidden, width, norm=None, relu=False)]
-        )
+        self.projector = mlp(backbone.features, hidden, width)
         start = torch.randn(options.prototypes, width)
         self.prototypes = nn.Parameter(F.normalize(start, dim=-1))
         empty = torch.zeros(self.views, options.queue, width) if options.queue else None

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ssfl.models.backbones import Backbone
-from ssfl.models.heads import Layer, mlp
+from ssfl.models.heads import mlp
 from ssfl.ssl.base import Method, MethodOptions, Outputs, ViewWishes
 
 EPSILON = 1e-4  # inside the square root of the variance term
@@ -49,13 +49,7 @@ class VICReg(Method):
     def __init__(self, backbone: Backbone, options: VICRegOptions) -> None:
         super().__init__(backbone)
         width = options.projector_width
-        self.projector = mlp(
-            [
-                Layer(backbone.features, width),
-                Layer(width, width),
-                Layer(width, width, norm=None, relu=False),
-            ]
-        )
+        self.projector = mlp(backbone.features, width, width, width)
         self.weights = (options.invariance, options.variance, options.covariance)
         self.scale = options.scale
 
