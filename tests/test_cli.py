@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.main import get_command
 
 import ssfl as package
 from ssfl import __version__, cli, experiment
@@ -120,6 +121,18 @@ def test_help_says_what_every_argument_is(ssfl: Call, monkeypatch: pytest.Monkey
     assert "A recipe's name, or the path of a .toml file." in ssfl("train", "--help")[1]
     assert "A run directory." in ssfl("info", "--help")[1]
     assert "Image files, or folders of them." in ssfl("embed", "--help")[1]
+
+
+def test_a_short_option_is_short_for_the_same_long_one_in_every_command() -> None:
+    groups = [get_command(cli.app), *(cli._load(name) for name in cli.COMMANDS)]
+    members = [command for group in groups for command in getattr(group, "commands", {}).values()]
+    options = [set(option.opts) for command in (*groups, *members) for option in command.params]
+    names = set().union(*options)
+    for short in (name for name in names if len(name) == 2):
+        (together,) = {tuple(sorted(these)) for these in options if short in these}
+        (long,) = set(together) - {short}
+        assert all(short in these for these in options if long in these), (short, long)
+    assert {"-o", "-p", "-v"} <= names
 
 
 def test_an_unknown_command_is_refused(ssfl: Call) -> None:

@@ -66,7 +66,8 @@ def serve(
         float | None, typer.Option(help="Seconds to wait for clients (default: 3600).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run directory of a new run (default: runs/NAME).")
+        Path | None,
+        typer.Option("--out", "-o", help="Run directory of a new run (default: runs/NAME)."),
     ] = None,
     setting: Settings = [],  # noqa: B006
 ) -> None:

@@ -45,7 +45,9 @@ def config(
 def partition(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a .toml file.")],
     settings: Settings = None,
-    out: Annotated[Path, typer.Option(help="Where the pictures go.")] = Path("partition"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the pictures go.")] = Path(
+        "partition"
+    ),
 ) -> None:
     """Show who holds what: sizes and class counts, and the paper's two pictures.
 

@@ -32,7 +32,15 @@ def reproduce(
             "--rounds, arms in order until it is spent."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Results go to OUT/STUDY.")] = Path("results"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Results go to OUT/STUDY (default: results); with --collect, the page to write "
+            "(default: RESULTS.md).",
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change one option of every arm, e.g. --set local.lr=0.03."),
@@ -53,9 +61,6 @@ def reproduce(
     collect: Annotated[
         Path | None, typer.Option(help="Gather all results below this folder into one page.")
     ] = None,
-    page: Annotated[
-        Path | None, typer.Option("-o", help="Where --collect writes to (default: RESULTS.md).")
-    ] = None,
 ) -> None:
     """Repeat an experiment of the paper: train, judge, and put our figures beside the paper's.
 
@@ -74,20 +79,17 @@ def reproduce(
         raise ConfigError(
             "give one of: a study (`ssfl reproduce table1`), --list, or --collect results"
         )
-    if page is not None and collect is None:
-        raise ConfigError(
-            "-o is where --collect writes its page: a study's results go to --out FOLDER"
-        )
     if list_:
         _list()
         return
     if collect is not None:
-        page = page or Path("RESULTS.md")
+        page = out or Path("RESULTS.md")
         found = gather(collect, page)
         count = "1 study" if len(found) == 1 else f"{len(found)} studies"
         say(f"{count}: {page}")
         return
     assert study is not None
+    out = out or Path("results")
     terminal = Terminal()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:

@@ -15,7 +15,9 @@ def train(
         list[str] | None,
         typer.Option("--set", help="Change one option, e.g. --set local.lr=0.03. Repeatable."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory (default: runs/NAME).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run directory (default: runs/NAME).")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Go on with this run from its last checkpoint.")
     ] = None,
