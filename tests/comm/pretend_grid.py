@@ -16,11 +16,13 @@ class PretendGrid:
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
         self.nodes = {int(name[1:]): node for name, node in nodes.items()}
         self.activated = dict.fromkeys(self.nodes, "morning")
+        self.names = {}
         self.replies, self.count, self.sent = {}, 0, []
 
     def get_nodes(self):
         return [
-            NodeInfo(node_id=node, last_activated_at=when) for node, when in self.activated.items()
+            NodeInfo(node_id=node, last_activated_at=when, name=self.names.get(node))
+            for node, when in self.activated.items()
         ]
 
     def push_messages(self, messages):

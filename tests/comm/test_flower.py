@@ -175,7 +175,7 @@ def calm(tmp_path_factory):
             servers.append(server)
             federation.start_site("north", RECORD=str(home / "sent"))
             federation.start_site("south")
-        northern = "joined with clients [0, 1, 2]"
+        northern = "site north joined with clients [0, 1, 2]"
         federation.wait_for(lambda: northern in federation.log("serve"), server)
         (home / "south.pub").rename(home / "keys/sites/south.pub")
         for federation, server in zip(federations, servers, strict=True):
@@ -228,8 +228,8 @@ def test_two_sites_that_sum_end_where_a_single_process_ends_but_for_rounding(sum
 def test_a_site_whose_key_comes_while_the_server_runs_is_let_in(summed):
     lines = summed.log("serve").splitlines()
     known = next(n for n, line in enumerate(lines) if "site south may join" in line)
-    assert any("joined with clients [0, 1, 2]" in line for line in lines[:known])
-    assert any("joined with clients [3, 4, 5]" in line for line in lines[known:])
+    assert any("site north joined with clients [0, 1, 2]" in line for line in lines[:known])
+    assert any("site south joined with clients [3, 4, 5]" in line for line in lines[known:])
 
 
 def first_updates():
@@ -421,6 +421,7 @@ def test_a_site_killed_in_mid_round_costs_its_own_clients_and_comes_back(bad_day
     assert rows[1]["accepted"] == 3
     assert sum(rows[1]["failures"].values()) == 3
     assert set(rows[1]["failures"]) <= {"lost", "deadline"}
+    assert re.search(r"round 1: client 3 \w+: site south: ", bad_day.federation.log("serve"))
     assert rows[4]["asked"] == 6
 
 
@@ -441,7 +442,7 @@ def test_a_message_that_flower_cannot_read_costs_its_own_site_and_the_run_goes_o
     rows = [row for row in Run(bad_day.federation.home / "run").metrics if row["kind"] == "round"]
     assert (sorted(rows[5]["took_part"]), rows[5]["failures"]) == ([3, 4, 5], {"error": 3})
     log = bad_day.federation.log("serve-again")
-    assert "round 5: client 0 error: its site's message cannot be read" in log
+    assert "round 5: client 0 error: site north: its message cannot be read" in log
 
 
 def test_the_superlink_is_started_again_and_the_run_goes_on(bad_day):
@@ -509,8 +510,8 @@ def test_strangers_are_refused(bad_day, who):
 
 
 def test_strangers_never_joined(bad_day):
-    joined = re.findall(r"joined with clients (\[.*?\])", bad_day.federation.log("serve"))
-    assert set(joined) == {"[0, 1, 2]", "[3, 4, 5]"}
+    joined = re.findall(r"site (.*) joined with clients (.*)", bad_day.federation.log("serve"))
+    assert set(joined) == {("north", "[0, 1, 2]"), ("south", "[3, 4, 5]")}
 
 
 def test_nothing_is_left_after_a_bad_day(bad_day):

@@ -17,7 +17,7 @@ from ssfl.comm.flower.link import Gate  # noqa: E402
 from ssfl.comm.flower.records import write_replies, write_roll_call  # noqa: E402
 from ssfl.comm.flower.site import SiteAnswers, compare  # noqa: E402
 from ssfl.errors import FederationError  # noqa: E402
-from ssfl.federation.messages import Joint, Reason, Reply, Task, TaskKind  # noqa: E402
+from ssfl.federation.messages import Failure, Joint, Reason, Reply, Task, TaskKind  # noqa: E402
 
 RUN = "0123456789abcdef"
 
@@ -221,7 +221,7 @@ def test_what_flower_cannot_read_costs_its_own_site_only(caplog):
     assert replies[0].failure.reason is Reason.ERROR
     assert "cannot be read" in replies[0].failure.detail
     assert replies[1].failure is None
-    assert "site 3: its site's message cannot be read" in caplog.text
+    assert "site 3: its message cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize("clients", [(0, 2), (0, 1), (0, 7)])
@@ -251,7 +251,7 @@ def test_a_task_before_the_roll_call_is_refused_and_the_site_stays_up():
     (reply,) = communicator.exchange(a_task(), [0])
     assert (reply.failure.reason, reply.failure.detail) == (
         Reason.ERROR,
-        "a task came before the roll call",
+        "site 1: a task came before the roll call",
     )
 
 
@@ -263,7 +263,7 @@ def test_an_unforeseen_error_is_answered_and_the_site_stays_up(caplog):
     answers = site(local=Clumsy(0))
     communicator = connected(PretendGrid(n1=answers, n2=site(1)), 2)
     replies = {r.client: r for r in communicator.exchange(a_task(), [0, 1])}
-    assert (replies[0].failure.reason, replies[0].failure.detail) == (Reason.ERROR, "KeyError: 4")
+    assert replies[0].failure == Failure(Reason.ERROR, "site 1: KeyError: 4")
     assert replies[1].failure is None
     assert "KeyError" in caplog.text  # with its traceback, at the site
 
@@ -290,7 +290,7 @@ def test_a_sites_long_story_is_cut():
 
     grid = PretendGrid(n1=but_for_roll_calls(site(0), chatter))
     (reply,) = connected(grid, 1).exchange(a_task(), [0])
-    assert reply.failure.detail == "x" * 2000
+    assert reply.failure.detail == "site 1: " + "x" * 2000
 
 
 def test_a_client_id_belongs_to_the_site_that_claimed_it_first(caplog):
@@ -303,6 +303,40 @@ def test_a_client_id_belongs_to_the_site_that_claimed_it_first(caplog):
     before = len(grid.sent)
     list(communicator.exchange(a_task(), [1]))
     assert [message.metadata.dst_node_id for message in grid.sent[before:]] == [1]
+
+
+def test_a_site_is_called_by_the_name_of_its_key_where_it_has_one(caplog):
+    caplog.set_level("INFO")
+    grid = PretendGrid(n1=site(0), n2=site(1))
+    grid.names = {1: "north"}
+    communicator = connected(grid, 2)
+    assert "site north joined with clients [0]" in caplog.text
+    assert "site 2 joined with clients [1]" in caplog.text
+    grid.activated.clear()
+    communicator._census()
+    assert "site north is gone" in caplog.text
+    replies = {r.client: r for r in communicator.exchange(a_task(), [0, 1])}
+    assert replies[0].failure == Failure(Reason.LOST, "site north: it is not connected")
+    assert replies[1].failure == Failure(Reason.LOST, "site 2: it is not connected")
+
+
+def test_two_sites_of_one_name_are_told_apart_even_when_one_is_gone(caplog):
+    grid = PretendGrid(n1=site(0))
+    grid.names = {1: "north", 2: "north"}
+    communicator = connected(grid, 1)
+    grid.nodes, grid.activated = {2: site(0, 1)}, {2: "noon"}  # its key was made anew
+    assert list(communicator.clients()) == [1]
+    assert "site north (2) claims client 0, which belongs to site north (1)" in caplog.text
+
+
+def test_a_name_cannot_spoil_the_log(caplog):
+    caplog.set_level("INFO")
+    grid = PretendGrid(n1=site(0))
+    grid.names = {1: "north\n\x1b[2Jsite south" + "x" * 1000}
+    connected(grid, 1)
+    (line,) = [record.message for record in caplog.records if "joined" in record.message]
+    assert line.startswith("site north??[2Jsite southxxx")
+    assert len(line) < 100
 
 
 def test_a_site_with_another_recipe_does_not_take_part_and_says_why(caplog):
@@ -324,7 +358,7 @@ def test_an_error_in_the_sites_program_is_its_clients_error():
     (reply,) = connected(PretendGrid(n1=but_for_roll_calls(site(0), broken)), 1).exchange(
         a_task(), [0]
     )
-    assert (reply.failure.reason, reply.failure.detail) == (Reason.ERROR, "it raised")
+    assert reply.failure == Failure(Reason.ERROR, "site 1: it raised")
 
 
 def test_a_late_reply_comes_with_the_next_exchange():

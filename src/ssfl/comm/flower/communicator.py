@@ -33,6 +33,8 @@ CENSUS = 2.0
 """Seconds between two looks at which sites are connected."""
 TRAVEL = 6.0
 """Seconds of a deadline kept for the way: SuperNodes look for messages every 3 s."""
+MAX_NAME = 64
+"""Characters of a site's name that are shown."""
 
 
 @dataclass
@@ -67,6 +69,7 @@ class FlowerCommunicator:
         self._grid, self._patience, self._close, self._door = grid, patience, close, door
         self._roll_call = write_roll_call(run, recipe)
         self._sites: dict[int, Site] = {}
+        self._names: dict[int, str] = {}  # kept when a site goes: its clients stay its own
         self._owner: dict[int, int] = {}
         self._looked = 0.0
 
@@ -102,10 +105,11 @@ class FlowerCommunicator:
         end = None if deadline is None else time.monotonic() + deadline
         groups = self._group(clients)
         for client in set(clients).difference(*groups.values()):
-            yield failed(client, task, Reason.LOST, "its site is not connected")
+            node = self._owner[client]
+            yield from self._all_failed(node, [client], task, Reason.LOST, "it is not connected")
         waiting = self._send(task, groups, deadline)
         for node in groups.keys() - waiting.values():
-            yield from _all_failed(groups[node], task, Reason.LOST, "its site took no message")
+            yield from self._all_failed(node, groups[node], task, Reason.LOST, "it took no message")
         since = {node: self._sites[node].activated for node in waiting.values()}
         while waiting and (end is None or time.monotonic() < end):
             for key, answer in self._answers(list(waiting)):
@@ -116,13 +120,13 @@ class FlowerCommunicator:
                     site = self._sites.get(node)
                     if site is None or site.activated != since[node]:
                         del waiting[key]
-                        what = "is gone" if site is None else "restarted"
-                        yield from _all_failed(groups[node], task, Reason.LOST, f"its site {what}")
+                        what = "it is gone" if site is None else "it restarted"
+                        yield from self._all_failed(node, groups[node], task, Reason.LOST, what)
             if waiting:
                 time.sleep(POLL)
         for node in waiting.values():
-            what = f"no reply from its site within {deadline:g} s"
-            yield from _all_failed(groups[node], task, Reason.DEADLINE, what)
+            what = f"no reply within {deadline:g} s"
+            yield from self._all_failed(node, groups[node], task, Reason.DEADLINE, what)
 
     def close(self) -> None:
         """End the grid's run and what serves it."""
@@ -142,9 +146,10 @@ class FlowerCommunicator:
         self._door()
         connected = {node.node_id: node for node in self._grid.get_nodes()}
         for node in self._sites.keys() - connected.keys():
-            log.warning("site %s is gone", _name(node))
+            log.warning("site %s is gone", self._name(node))
             del self._sites[node]
         for node, info in connected.items():
+            self._names[node] = _printable(info.name)
             site = self._sites.get(node)
             if site is None or site.activated != info.last_activated_at:
                 known = site.sizes if site else {}
@@ -152,6 +157,16 @@ class FlowerCommunicator:
                 self._call(self._sites[node])
         self._looked = time.monotonic()
         return True
+
+    def _name(self, node: int) -> str:
+        """A site as people know it: by the name its key was registered under, which the coordinator
+        gave it. Flower's number is there where two have one name, as when a site's key is changed,
+        and alone where there is none."""
+        number, name = f"{node:x}"[:8], self._names[node]
+        if not name:
+            return number
+        shared = list(self._names.values()).count(name) > 1
+        return f"{name} ({number})" if shared else name
 
     def _call(self, site: Site) -> None:
         message = Message(self._roll_call, site.node, "query", ttl=DEFAULT_TTL)
@@ -163,7 +178,7 @@ class FlowerCommunicator:
             site = called[key]
             site.asked = ""
             if isinstance(answer, Error):
-                log.warning("site %s: %s", _name(site.node), _why(answer)[1])
+                log.warning("site %s: %s", self._name(site.node), _why(answer)[1])
                 continue
             self._admit(site, answer)
 
@@ -171,23 +186,23 @@ class FlowerCommunicator:
         try:
             roll = read_roll(content)
         except WireError as error:
-            log.warning("site %s: %s", _name(site.node), error)
+            log.warning("site %s: %s", self._name(site.node), error)
             return
         site.sizes = {}
         if roll.objection:
-            log.warning("site %s does not take part: %s", _name(site.node), roll.objection)
+            log.warning("site %s does not take part: %s", self._name(site.node), roll.objection)
             return
         for client, size in zip(roll.clients, roll.sizes, strict=True):
             if self._owner.setdefault(client, site.node) != site.node:
                 log.warning(
                     "site %s claims client %d, which belongs to site %s: refused",
-                    _name(site.node),
+                    self._name(site.node),
                     client,
-                    _name(self._owner[client]),
+                    self._name(self._owner[client]),
                 )
             else:
                 site.sizes[client] = size
-        log.info("site %s joined with clients %s", _name(site.node), sorted(site.sizes))
+        log.info("site %s joined with clients %s", self._name(site.node), sorted(site.sizes))
 
     # One exchange
 
@@ -227,7 +242,7 @@ class FlowerCommunicator:
             except httpx.HTTPError:  # the SuperLink's fault
                 raise
             except Exception as error:  # whatever Flower stumbles over in what a site wrote
-                yield key, Error(ErrorCode.UNKNOWN, f"its site's message cannot be read: {error!r}")
+                yield key, Error(ErrorCode.UNKNOWN, f"its message cannot be read: {error!r}")
                 continue
             fitting = [m for m in messages if m.metadata.reply_to_message_id == key]
             for message in fitting[:1]:
@@ -238,12 +253,12 @@ class FlowerCommunicator:
     ) -> Iterator[Reply]:
         """A word on every client asked, and only one, whatever the site sent."""
         if isinstance(answer, Error):
-            yield from _all_failed(clients, task, *_why(answer))
+            yield from self._all_failed(node, clients, task, *_why(answer))
             return
         try:
             replies = read_replies(answer)
         except WireError as error:
-            yield from _all_failed(clients, task, Reason.REFUSED, str(error))
+            yield from self._all_failed(node, clients, task, Reason.REFUSED, str(error))
             return
         missing = dict.fromkeys(clients)
         for reply in replies:
@@ -251,7 +266,7 @@ class FlowerCommunicator:
             if strange:
                 log.warning(
                     "site %s answered for client %d, which is not its own: refused",
-                    _name(node),
+                    self._name(node),
                     strange[0],
                 )
             elif reply.round < task.round:
@@ -260,22 +275,25 @@ class FlowerCommunicator:
                 for client in reply.clients:
                     del missing[client]
                 yield reply
-        yield from _all_failed(list(missing), task, Reason.LOST, "its site did not answer for it")
+        what = "it did not answer for this client"
+        yield from self._all_failed(node, list(missing), task, Reason.LOST, what)
 
-
-def _all_failed(clients: Sequence[int], task: Task, reason: Reason, detail: str) -> Iterator[Reply]:
-    for client in clients:
-        yield failed(client, task, reason, detail)
+    def _all_failed(
+        self, node: int, clients: Sequence[int], task: Task, reason: Reason, detail: str
+    ) -> Iterator[Reply]:
+        for client in clients:
+            yield failed(client, task, reason, f"site {self._name(node)}: {detail}")
 
 
 def _why(error: Error) -> tuple[Reason, str]:
     """Flower's error codes in our words, or as much of the site's as we read."""
     if error.code == ErrorCode.NODE_UNAVAILABLE:
-        return Reason.LOST, "its site is gone"
+        return Reason.LOST, "it is gone"
     if error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
         return Reason.DEADLINE, "the message or its reply outlived its time"
-    return Reason.ERROR, (error.reason or "its site gave no reason")[:MAX_TEXT]
+    return Reason.ERROR, (error.reason or "it gave no reason")[:MAX_TEXT]
 
 
-def _name(node: int) -> str:
-    return f"{node:x}"[:8]
+def _printable(name: str) -> str:
+    """A name that stays in its line and does nothing to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in name)[:MAX_NAME]
