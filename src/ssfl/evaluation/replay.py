@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from ssfl.cuda_graphs import beside, record
+
 
 class Replayed:
     """Calls `work`, which reads and writes the same tensors every time. On a GPU the first call
@@ -27,14 +29,9 @@ class Replayed:
         if self._stream is None:
             self._work()
         elif self._calls == 1:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+            with beside(self._stream):
                 self._work()
-            torch.cuda.current_stream().wait_stream(self._stream)
         else:
             if self._graph is None:
-                self._graph = torch.cuda.CUDAGraph()
-                mode = "thread_local"  # other threads may be at work on the device
-                with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode=mode):
-                    self._work()
+                self._graph, _ = record(self._work, self._stream)
             self._graph.replay()

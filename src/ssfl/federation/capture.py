@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssfl.cuda_graphs import beside, record
 from ssfl.federation.engine import Engine, Step
 
 log = logging.getLogger(__name__)
@@ -60,14 +61,10 @@ class CapturedStep:
 
     def _record(self, index: Tensor, uniforms: Tensor) -> _Captured:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        with beside(side):
             for _ in range(WARM_UPS):
                 self._run(index, uniforms)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, self._memory, side, capture_error_mode="thread_local"):
-            totals = self._run(index, uniforms)
+        graph, totals = record(lambda: self._run(index, uniforms), side, self._memory)
         return _Captured(graph, index, uniforms, totals)
 
     def __call__(self, index: Tensor, uniforms: Tensor) -> Tensor:
