@@ -234,12 +234,7 @@ def _read(source: str | Path, extended_by: tuple[str, ...] = ()) -> dict[str, An
         raise ConfigError(f"{name} extends itself: {' extends '.join([*extended_by, name])}")
     packaged = resources.files("ssfl") / "recipes" / f"{source}.toml"
     if path.suffix == ".toml":
-        if not path.is_file():
-            raise ConfigError(f"there is no file {path}")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from None
+        text = read_own(path)
     elif packaged.is_file():
         text = packaged.read_text(encoding="utf-8")
     elif (path / "config.toml").is_file():
@@ -259,6 +254,16 @@ def _read(source: str | Path, extended_by: tuple[str, ...] = ()) -> dict[str, An
     if path.suffix != ".toml":
         raw.setdefault("name", str(source))
     return _extended(raw, path.parent, (*extended_by, name))
+
+
+def read_own(path: Path) -> str:
+    """The text of a recipe or study of the user's own, or a sentence on what is wrong with it."""
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
 def _extended(

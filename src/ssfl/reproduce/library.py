@@ -4,7 +4,7 @@ import tomllib
 from importlib import resources
 from pathlib import Path
 
-from ssfl.config import validated
+from ssfl.config import read_own, validated
 from ssfl.errors import ConfigError
 from ssfl.reproduce.study import Study
 
@@ -58,9 +58,4 @@ def _own(path: Path) -> str:
             f"{path} has the name of a study of the package, and their results would be mixed: "
             "give the file another name"
         )
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    return read_own(path)
