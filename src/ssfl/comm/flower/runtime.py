@@ -139,16 +139,11 @@ class Link:
                     time.sleep(POLL)
         raise FederationError("the SuperLink did not hand over the run it had just accepted")
 
-    @contextlib.contextmanager
-    def _control(self) -> Iterator[ControlHttpClient]:
+    def _control(self) -> ControlHttpClient:
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        client = ControlHttpClient.from_server_address(
+        return ControlHttpClient.from_server_address(
             self._address, False, self._ca, interceptors=[version]
         )
-        try:
-            yield client
-        finally:
-            client.close()
 
 
 def leave(address: str, ca: Path, private_key: Path, node: int) -> None:
@@ -189,20 +184,16 @@ def answer_messages(
 def _answer_one(address: str, token: str, answer: Callable[[Message], Message]) -> None:
     token_ = RuntimeTokenHttpInterceptor(token)
     version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
-    client = RuntimeHttpClient.from_server_address(address, True, None, [version, token_])
-    try:
+    with RuntimeHttpClient.from_server_address(address, True, None, [version, token_]) as client:
         with _heartbeat(client):
             message, context, *_ = pull_task_input(client)
             push_message(client, answer(message), context)
         client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
-    finally:
-        client.close()
 
 
-@contextlib.contextmanager
-def _executor(address: str, ca: bytes | None, secret: bytes) -> Iterator[RuntimeHttpClient]:
+def _executor(address: str, ca: bytes | None, secret: bytes) -> RuntimeHttpClient:
     """Who may acquire tasks; without a `ca` the way is not encrypted (loopback only)."""
-    client = RuntimeHttpClient.from_server_address(
+    return RuntimeHttpClient.from_server_address(
         address,
         ca is None,
         ca,
@@ -211,10 +202,6 @@ def _executor(address: str, ca: bytes | None, secret: bytes) -> Iterator[Runtime
             SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE}),
         ],
     )
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 @contextlib.contextmanager
