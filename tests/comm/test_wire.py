@@ -16,6 +16,7 @@ from ssfl.comm.wire import (
     encode_reply,
     encode_task,
     lengths,
+    printable,
 )
 from ssfl.federation.messages import Failure, Joint, Reason, Reply, Task, TaskKind
 
@@ -205,3 +206,10 @@ def test_an_overlong_failure_is_cut_rather_than_lost():
     reply = decode_reply(*encode_reply(a_reply(failure=Failure(Reason.ERROR, "x" * 10_000))))
     assert reply.failure.reason is Reason.ERROR
     assert reply.failure.detail == "x" * 2000
+
+
+def test_what_others_write_is_one_line_that_moves_no_cursor():
+    assert printable("disk full:\r\n  /data\x1b[2J\x07 \u202eé") == "disk full: /data?[2J? ?é"
+    assert printable("a" * 5000) == "a" * 2000
+    reply = decode_reply(*encode_reply(a_reply(failure=Failure(Reason.ERROR, "no\x1b[1A\nyes"))))
+    assert reply.failure.detail == "no?[1A yes"

@@ -44,6 +44,12 @@ class WireError(FederationError):
     """A message that is not one of ours: wrong form, sizes or types."""
 
 
+def printable(text: str, limit: int = MAX_TEXT) -> str:
+    """What somebody else wrote, as one line that does nothing to a terminal or a log."""
+    line = " ".join(text.split())
+    return "".join(c if c.isprintable() else "?" for c in line)[:limit]
+
+
 class _Header(Section):
     model_config = ConfigDict(strict=True, ser_json_inf_nan="constants")
 
@@ -156,7 +162,7 @@ def decode_reply(header: Buffer, vectors: Sequence[Buffer]) -> Reply:
     tensors = _tensors(facts, vectors, allowed={"delta", "control"})
     failure = None
     if facts.failure is not None:
-        failure = Failure(facts.failure.reason, facts.failure.detail)
+        failure = Failure(facts.failure.reason, printable(facts.failure.detail))
     return Reply(
         client=facts.client,
         kind=facts.kind,

@@ -22,7 +22,7 @@ from ssfl.comm.flower.records import (
     write_orders,
     write_roll_call,
 )
-from ssfl.comm.wire import MAX_TEXT, WireError
+from ssfl.comm.wire import WireError, printable
 from ssfl.errors import FederationError
 from ssfl.federation.messages import Reason, Reply, Task, failed
 
@@ -149,7 +149,7 @@ class FlowerCommunicator:
             log.warning("site %s is gone", self._name(node))
             del self._sites[node]
         for node, info in connected.items():
-            self._names[node] = _printable(info.name)
+            self._names[node] = printable(info.name, MAX_NAME)
             site = self._sites.get(node)
             if site is None or site.activated != info.last_activated_at:
                 known = site.sizes if site else {}
@@ -291,9 +291,4 @@ def _why(error: Error) -> tuple[Reason, str]:
         return Reason.LOST, "it is gone"
     if error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
         return Reason.DEADLINE, "the message or its reply outlived its time"
-    return Reason.ERROR, (error.reason or "it gave no reason")[:MAX_TEXT]
-
-
-def _printable(name: str) -> str:
-    """A name that stays in its line and does nothing to a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in name)[:MAX_NAME]
+    return Reason.ERROR, printable(error.reason or "it gave no reason")

@@ -17,13 +17,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from ssfl.comm.wire import (
     MAX_CLIENTS,
     MAX_COUNT,
-    MAX_TEXT,
     Vector,
     WireError,
     decode_reply,
     decode_task,
     encode_reply,
     encode_task,
+    printable,
 )
 from ssfl.federation.messages import Reply, Task
 
@@ -145,7 +145,7 @@ def read_roll(content: RecordDict) -> Roll:
     clients, sizes = _clients(facts["clients"]), _numbers(facts["sizes"])
     if len(clients) != len(sizes) or 0 in sizes:
         raise WireError("a site's list of clients does not fit their sizes: it was refused")
-    return Roll(clients, sizes, facts["objection"][:MAX_TEXT])
+    return Roll(clients, sizes, printable(facts["objection"]))
 
 
 def _arrays(vectors: Sequence[Vector]) -> ArrayRecord:
