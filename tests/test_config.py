@@ -221,6 +221,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"ssl": {"method": "simclr"}, "local": {"predictor_rate": "constant"}},
         r"ssl\.method 'simclr' has no predictor .* local\.predictor_rate = 'scheduled'",
     ),
+    "statistics that are not there": (
+        {"model": {"norm": "group"}, "local": {"freeze_statistics": 0.5}},
+        r"group norm keeps no statistics .* local\.freeze_statistics = 1, or model\.norm = 'batch'",
+    ),
     "an inner step in pieces": (
         {"algorithm": {"name": "maml-ssfl"}, "local": {"batch": 32, "micro_batch": 8}},
         r"algorithm 'maml-ssfl' needs its batches whole: set local\.micro_batch = 0",

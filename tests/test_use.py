@@ -66,6 +66,15 @@ def test_an_exported_encoder_gives_the_features_of_the_run(
     assert torch.allclose(load_encoder(run.path, client)(pixels()), expected, atol=1e-6)
 
 
+def test_a_network_without_any_statistics_is_trained_judged_and_exported(tmp_path: Path) -> None:
+    config = tiny(model={"norm": "group"}, ssl={"method": "supervised"})
+    run = train(config, out=tmp_path / "run")
+    assert not any("running_" in name for name in run.global_encoder().state_dict())
+    assert run.final["epsilon_share"] == 0
+    encoder = load_encoder(export_encoder(run, tmp_path / "encoder.safetensors"))
+    assert torch.allclose(encoder(pixels()), run.global_encoder()(pixels()), atol=1e-6)
+
+
 def test_a_format_that_was_asked_for_goes_over_the_name(run: Run, tmp_path: Path) -> None:
     for format_ in ("torch", "safetensors"):
         path = export_encoder(run, tmp_path / "encoder.bin", format=format_)

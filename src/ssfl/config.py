@@ -117,6 +117,11 @@ class Config(Section):
                 f"ssl.method {self.ssl.method!r} has no predictor whose rate could be constant: "
                 "set local.predictor_rate = 'scheduled'"
             )
+        if self.local.freeze_statistics < 1 and self.model.norm == "group":
+            raise ValueError(
+                "group norm keeps no statistics that could be frozen: "
+                "set local.freeze_statistics = 1, or model.norm = 'batch'"
+            )
         solarize = self.views.solarize
         if solarize is not None and len(solarize) not in (1, method.views):
             raise ValueError(

@@ -103,12 +103,15 @@ def shared_part(host: Host, method: Method) -> Tensor:
     return out
 
 
-def test_local_training_is_what_a_plain_pytorch_loop_does(build: Callable[..., Host]) -> None:
-    host = build(local={"epochs": 2})
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_local_training_is_what_a_plain_pytorch_loop_does(
+    build: Callable[..., Host], norm: str
+) -> None:
+    host = build(local={"epochs": 2}, model={"norm": norm})
     seen = record(host.trainer)
     result = run(host, 0)
     theta = fresh(host.trainer)
-    method = plain_method(host, tiny(), theta)
+    method = plain_method(host, tiny(model={"norm": norm}), theta)
     optimizer = torch.optim.SGD(method.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     losses = []
     for (rows,), (uniforms,) in seen:

@@ -169,3 +169,17 @@ def test_the_same_seed_gives_the_same_network():
 def test_an_unknown_backbone_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"unknown backbone 'resnet19'.*resnet18"):
         build("resnet19")
+
+
+@pytest.mark.parametrize("name", list(BACKBONES))
+def test_with_group_norm_an_images_features_do_not_depend_on_the_others(name):
+    torch.manual_seed(0)
+    grouped = build(name, width=16, norm="group")
+    assert not list(grouped.buffers())
+    images = torch.randn(4, 3, 32, 32)
+    torch.testing.assert_close(grouped(images)[1:2], grouped(images[1:2]), rtol=1e-4, atol=1e-5)
+    torch.manual_seed(0)
+    assert set(dict(build(name, width=16).named_parameters())) == set(grouped.state_dict())
+    features = grouped(images)
+    features.square().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in grouped.parameters())

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ssfl.models.backbones import BackboneOptions, build_backbone
 from ssfl.models.flat import FlatModel, Kind
-from ssfl.models.norm import BatchNorm
+from ssfl.models.norm import BatchNorm, GroupNorm
 
 
 class Net(nn.Module):
@@ -168,3 +168,10 @@ def test_integer_buffers_are_refused_by_name() -> None:
     net = nn.Sequential(nn.BatchNorm1d(3))
     with pytest.raises(TypeError, match=r"0\.num_batches_tracked.*int64"):
         FlatModel(net)
+
+
+def test_scale_and_shift_of_a_group_norm_are_a_norms() -> None:
+    layout = FlatModel(nn.Sequential(nn.Conv2d(3, 16, 3), GroupNorm(16))).layout
+    kinds = {entry.name: entry.kind for entry in layout.entries}
+    assert kinds["1.weight"] is kinds["1.bias"] is Kind.NORM
+    assert kinds["0.weight"] is kinds["0.bias"] is Kind.WEIGHT

@@ -1,10 +1,12 @@
-"""Batch norm per view: against torch's own BatchNorm, one view after another."""
+"""Batch norm per view: against torch's own BatchNorm, one view after another. Group norm: against
+its definition in NumPy."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ssfl.models.norm import BatchNorm, epsilon_share, set_groups
+from ssfl.models.norm import BatchNorm, GroupNorm, epsilon_share, set_groups, use_group_norm
 
 SHAPES = [(12, 5), (12, 5, 4, 3)]
 
@@ -189,3 +191,38 @@ def test_what_is_lost_to_epsilon_is_lost_by_the_output():
     lost = 1 - norm(images).var(dim=(0, 2, 3), correction=0).mean()
     assert epsilon_share(norm) == pytest.approx(lost.item(), rel=1e-2)
     assert 0.05 < lost < 0.5
+
+
+@pytest.mark.parametrize(("features", "each"), [(32, 16), (24, 8), (4, 4)])
+def test_group_norm_looks_at_sixteen_channels_of_one_image_at_most(features, each):
+    norm, images = GroupNorm(features), some((3, features, 5, 2))
+    with torch.no_grad():
+        norm.weight.copy_(some((features,), 1))
+        norm.bias.copy_(some((features,), 2))
+    got = norm(images).detach().numpy()
+    for image, out in zip(images.numpy(), got, strict=True):
+        for first in range(0, features, each):
+            some_of = slice(first, first + each)
+            part = image[some_of]
+            weight, bias = (
+                t.detach().numpy()[some_of, None, None] for t in (norm.weight, norm.bias)
+            )
+            expected = (part - part.mean()) / np.sqrt(part.var() + 1e-5) * weight + bias
+            np.testing.assert_allclose(out[some_of], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_group_norm_returns_the_precision_it_was_given():
+    norm = GroupNorm(16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norm(some((2, 16, 3, 3)).bfloat16()).dtype is torch.bfloat16
+    assert norm(some((2, 16, 3, 3))).dtype is torch.float32
+
+
+def test_group_norm_takes_the_place_of_every_batch_norm_and_keeps_its_name():
+    model = nn.Sequential(nn.Linear(3, 4), BatchNorm(4), nn.Sequential(BatchNorm(4, eps=0.1)))
+    use_group_norm(model)
+    assert [type(m) for m in (model[0], model[1], model[2][0])] == [nn.Linear, GroupNorm, GroupNorm]
+    assert [model[1].eps, model[2][0].eps] == [1e-5, 0.1]
+    assert set(model.state_dict()) == {
+        f"{i}.{n}" for i in ("0", "1", "2.0") for n in ("weight", "bias")
+    }

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from ssfl.models.norm import BatchNorm
+from ssfl.models.norm import BatchNorm, use_group_norm
 from ssfl.registry import Registry
 from ssfl.section import Section
 
@@ -28,6 +28,9 @@ class BackboneOptions(Section):
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
     """First layers: 'cifar' keeps the resolution, 'imagenet' quarters it; 'auto' takes the latter
     for images of 96 pixels and more."""
+    norm: Literal["batch", "group"] = "batch"
+    """Normalisation: 'batch' as in the paper, or 'group', which looks at one image at a time and
+    keeps no statistics. Heads have batch norm in any case."""
 
 
 class Backbone(nn.Module):
@@ -61,6 +64,8 @@ def build_backbone(options: BackboneOptions, *, channels: int, image_size: int) 
     arguments: dict[str, Any] = {} if options.width is None else {"width": options.width}
     make = BACKBONES[options.backbone]
     backbone: Backbone = make(channels=channels, image_size=image_size, stem=stem, **arguments)
+    if options.norm == "group":
+        use_group_norm(backbone)
     return backbone
 
 

@@ -19,14 +19,14 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ssfl.models.norm import BatchNorm
+from ssfl.models.norm import BatchNorm, GroupNorm
 
 
 class Kind(StrEnum):
     """What an entry is, which decides who moves it and whether it travels."""
 
     WEIGHT = "weight"  # moved by gradients
-    NORM = "norm"  # scale and shift of a batch norm: moved by gradients, kept home by FedBN
+    NORM = "norm"  # scale and shift of a norm: moved by gradients, kept home by FedBN
     TARGET = "target"  # a copy that follows the weights without gradients (BYOL, MoCo)
     STATISTIC = "statistic"  # running mean and variance: averaged with the weights
     HOME = "home"  # never leaves the client (queues)
@@ -162,7 +162,8 @@ class FlatModel:
 
 def _kinds(module: nn.Module, home: tuple[str, ...]) -> dict[str, Kind]:
     """The kind of every tensor of `module`, in module order."""
-    norms = {name for name, child in module.named_modules() if isinstance(child, BatchNorm)}
+    modules = module.named_modules()
+    norms = {name for name, child in modules if isinstance(child, BatchNorm | GroupNorm)}
     kinds: dict[str, Kind] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:

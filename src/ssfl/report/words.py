@@ -107,9 +107,10 @@ def _effort(record: Record) -> str:
     passes = "one local epoch" if epochs == 1 else f"{epochs} local epochs"
     spent = sum(row.get("seconds") or 0 for row in record.rounds)
     took = f", {duration(spent)} in all" if record.rounds else ""
+    norm = " with group norm" if config.model.norm == "group" else ""
     return (
         f"It ran for {rounds(record)}{each} of {passes}{took}, on a "
-        f"{named(config.model.backbone)} network, seed {config.seed}."
+        f"{named(config.model.backbone)} network{norm}, seed {config.seed}."
     )
 
 
