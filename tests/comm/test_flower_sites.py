@@ -335,7 +335,7 @@ def test_a_name_cannot_spoil_the_log(caplog):
     grid.names = {1: "north\n\x1b[2Jsite south" + "x" * 1000}
     connected(grid, 1)
     (line,) = [record.message for record in caplog.records if "joined" in record.message]
-    assert line.startswith("site north??[2Jsite southxxx")
+    assert line.startswith("site north ?[2Jsite southxxx")
     assert len(line) < 100
 
 
