@@ -239,7 +239,12 @@ def first_updates():
     theta = host.trainer.models.global_.flat.shared.clone()
     layout = host.trainer.layout.digest
     task = Task(TaskKind.TRAIN, 0, theta, layout, rate=config.local.lr)
-    return {client: host.handle(client, task).delta.numpy().tobytes() for client in range(6)}
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.device.threads)  # as at a site: bits depend on it
+    try:
+        return {client: host.handle(client, task).delta.numpy().tobytes() for client in range(6)}
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_site_that_sums_sends_one_vector_a_round_and_nobodys_own(quiet, summed):
