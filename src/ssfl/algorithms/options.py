@@ -26,7 +26,7 @@ class LocalOptions(Section):
     weight_decay: float = Field(5e-4, ge=0)
     """SGD weight decay."""
     decay_norms: bool = True
-    """Weight decay pulls on batch-norm scales and shifts and on biases too, as in the paper."""
+    """Weight decay pulls on norms' scales and shifts and on biases too, as in the paper."""
     max_gradient: float = Field(0.0, ge=0)
     """Longest gradient of the loss that a step follows; longer ones are shortened to it, in inner
     steps too (0: no limit)."""
@@ -39,7 +39,7 @@ class LocalOptions(Section):
     proximal: float = Field(0.01, ge=0)
     """FedProx: weight μ of μ/2 ‖Θ_k − Θ‖²."""
     batch_norm: Literal["shared", "fedbn"] = "shared"
-    """'fedbn' keeps batch-norm scale, shift and statistics with the client."""
+    """'fedbn' keeps norms' scale, shift and statistics with the client."""
     freeze_statistics: float = Field(1.0, gt=0, le=1)
     """Share of the rounds after which the backbone's batch norms normalise by the statistics that Θ
     has by then, no longer by each batch's own (1: never)."""

@@ -1,1 +1,1 @@
-"""Networks: backbones, heads, batch norm, and a model as one flat vector."""
+"""Networks: backbones, heads, norms, and a model as one flat vector."""
