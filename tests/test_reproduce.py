@@ -1003,7 +1003,14 @@ def test_the_search_changes_one_thing_at_a_time_or_joins_what_is_also_tried_alon
         assert all({key: change[key]} in alone for key in change)
     assert set().union(*alone) == {
         *("local.lr", "local.schedule", "local.keep_momentum", "local.weight_decay"),
-        *("local.batch", "local.predictor_rate", "server.lr", "views.crop_scale"),
+        *(
+            "local.batch",
+            "local.micro_batch",
+            "local.epochs",
+            "local.predictor_rate",
+            "server.lr",
+            "views.crop_scale",
+        ),
     }
 
 
