@@ -24,7 +24,8 @@ from ssfl.config import load_config, recipes, to_toml
 from ssfl.data import download
 from ssfl.display import Bars
 from ssfl.errors import CheckpointError
-from ssfl.federation import client, trainer
+from ssfl.federation import client, online, trainer
+from ssfl.federation.messages import Reply
 from ssfl.run import Run
 from ssfl.tracking import JsonLines
 from tiny import tiny
@@ -235,6 +236,38 @@ def test_a_round_is_told_with_the_figures_of_its_own_evaluation(ssfl: Call, reci
     assert lines[1].endswith(f"kNN {judged[2]:.3f}")
     assert lines[2].endswith(f"kNN {judged[2]:.3f} (round 2)")
     assert lines[4].endswith(f"kNN {judged[5]:.3f}")
+
+
+def test_a_coordinator_is_told_the_rank_that_its_sites_measured(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_labels(replies: list[Reply]) -> dict[str, object]:
+        ranks = {str(r.client): {"effective_rank": 3.0 + r.client} for r in replies}
+        return {"clients": ranks}
+
+    monkeypatch.setattr(online.OnlineEvaluation, "shared", lambda self, theta: {})
+    monkeypatch.setattr(online, "_client_row", without_labels)
+    more = ["--set", "server.rounds=5", "--set", "evaluation.every=2"]
+    _, out, _ = ssfl("train", recipe, "--no-report", *more)
+    endings = [line.split()[3:] for line in out.splitlines() if " round " in line]
+    assert [words[2:] for words in endings] == [
+        [],
+        ["rank", "4"],
+        ["rank", "4", "(round", "2)"],
+        ["rank", "4"],
+        ["rank", "4"],
+    ]
+    assert "\nafter 5 rounds, " in out
+    assert "effective rank 4.0 (mean over clients)\n" in out
+
+
+def test_a_round_is_not_said_of_figures_that_nobody_measured(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online.OnlineEvaluation, "measure", lambda self: {})
+    more = ["--set", "server.rounds=3", "--set", "evaluation.every=2"]
+    _, out, _ = ssfl("train", recipe, "--no-report", *more)
+    assert "(round" not in out
 
 
 @pytest.mark.parametrize("width", [50, 80])

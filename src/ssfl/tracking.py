@@ -19,6 +19,13 @@ Row = dict[str, Any]
 """One line of the record: `kind` (round, evaluation, resume, ...), `round`, and its figures."""
 
 
+def client_mean(row: Row, figure: str) -> float | None:
+    """The plain mean of a figure over the clients that sent it with an evaluation, if any did."""
+    sent = [each[figure] for each in (row.get("clients") or {}).values() if figure in each]
+    known = [value for value in sent if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 class Tracker(Protocol):
     """Something that wants to know every row."""
 

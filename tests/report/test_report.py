@@ -96,6 +96,25 @@ def test_a_run_without_labels_shows_health_in_place_of_accuracy(
 
 
 @needs_browser
+def test_a_coordinators_page_shows_the_health_that_its_sites_sent(
+    unlabelled: Run, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = ("effective_rank", "std_ratio", "uniformity", "alignment", "epsilon_share")
+    rows = [{k: v for k, v in row.items() if k not in theirs} for row in unlabelled.metrics]
+    sent = [[row[name] for row in rows[-1]["clients"].values()] for name in theirs]
+    monkeypatch.setattr(Run, "metrics", property(lambda run: rows))
+    monkeypatch.setattr(record.Record, "at_sites", True)
+    figures = drawn(browser, write_report(unlabelled))
+    assert {*theirs, "client_rank"} <= figures
+    text = browser.evaluate("document.body.innerText")
+    rank = plain(sum(sent[0]) / len(sent[0]))
+    assert f"the features use {rank} dimensions" in text
+    assert "ideal, in the mean over clients." in text
+    assert f"{rank}\ndimensions in use (effective rank), mean over clients" in text
+    assert f"\t{rank}\nFeature spread: 1 is even" in text
+
+
+@needs_browser
 def test_several_runs_share_one_page(
     shared: Run, personal: Run, unlabelled: Run, browser: Browser, tmp_path: Path
 ) -> None:
