@@ -139,6 +139,22 @@ def test_names_from_outside_are_text_and_not_markup(shared: Run) -> None:
     assert "shared <b>" not in text
 
 
+def test_a_command_on_the_page_is_set_as_code(shared: Run) -> None:
+    text = write_report(shared).read_text()
+    assert "<code>ssfl evaluate</code> adds linear figures" in text
+    assert "`" not in text.split("<main>")[1]
+
+
+@needs_browser
+def test_where_a_row_of_tiles_is_not_full_there_is_paper_and_no_block(
+    shared: Run, browser: Browser
+) -> None:
+    browser.open(write_report(shared), width=1000, dark=False)
+    colours = browser.evaluate("""[...document.querySelectorAll(".tiles, figure")].map(
+        part => getComputedStyle(part).backgroundColor)""")
+    assert len(set(colours)) == 1
+
+
 def test_the_page_says_what_was_run_and_what_came_of_it(shared: Run) -> None:
     text = write_report(shared).read_text()
     assert "4 clients trained one shared encoder with Global-SSFL and SimSiam" in text

@@ -91,6 +91,9 @@ class Record:
 
     @property
     def name(self) -> str:
+        """The run directory's; of a site's run that is a long number, so what was agreed on."""
+        if self.run.config.here is not None:
+            return self.run.config.name
         return self.run.path.resolve().name or self.run.config.name
 
     @cached_property

@@ -71,7 +71,7 @@ def _header(record: Record, sections: list[str], missing: str) -> str:
     ]
     nav = "".join(f'<a href="#{id_}">{title}</a>' for id_, title in links)
     notes = [*record.facts.get("notes", ()), record.last.get("warning"), missing]
-    warnings = "".join(f'<p class="warning">{escape(note)}</p>' for note in notes if note)
+    warnings = "".join(f'<p class="warning">{parts.prose(note)}</p>' for note in notes if note)
     return (
         '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
         f"<h1>{escape(record.name)}</h1>"
@@ -200,7 +200,7 @@ def _results(record: Record) -> str:
         note += f" Paper: {record.paper.table}."
     if record.evaluation is None:
         note += " `ssfl evaluate` adds linear figures, `--all` the semi-supervised ones."
-    lead = f'<p class="lead">{escape(note)}</p>'
+    lead = f'<p class="lead">{parts.prose(note)}</p>'
     return parts.section("results", "Results", *tables, lead)
 
 
