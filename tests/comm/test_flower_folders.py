@@ -246,6 +246,7 @@ def test_a_sites_page_shows_its_own_clients_images(ward):
     page = (run.path / "report.html").read_text()
     map_ = page.partition("Features by client")[2].partition("</svg>")[0]
     assert map_.count("<circle") == 12 + 17
+    assert f"<h1>{run.config.name}</h1>" in page
     assert "A site's clients 3, 2 trained" in html.unescape(page)
     assert "It ran for 1 of 2 rounds of one local epoch, on a small network" in page
     ssfl_command("evaluate", run.path)
@@ -301,7 +302,7 @@ def test_a_coordinators_page_shows_what_its_sites_sent(federation):
     assert "3 clients trained a shared encoder and one of their own each" in page
     assert "images of 16 × 16 pixels, up to 38 in a round, without using any label. It" in page
     figures = {*re.findall('data-figure="(.*?)"', page)}
-    assert {"loss", "movement", "client_rank", "timing"} <= figures
+    assert {"loss", "movement", "effective_rank", "client_rank", "timing"} <= figures
     assert not {"sizes", "tsne_client"} & figures
 
 
@@ -458,7 +459,9 @@ def test_bad_options_of_a_site_are_one_sentence_and_leave_nothing(federation, tm
     for option, value, complaint in (
         ("--workers", 0, "--workers = 0: it should be greater than or equal to 1"),
         ("--clients", "0,0", "--clients: a client is named twice"),
-        ("--clients", "0,x", "--clients.1 = 'x'"),
+        ("--clients", "0,x", "--clients 0,x: give the clients' ids, as in 3 or 3,4,5"),
+        ("--clients", "0-2", "--clients 0-2: give the clients' ids"),
+        ("--clients", "-1", "--clients.0 = -1: it should be greater than or equal to 0"),
         ("--server", "192.0.2.7", "--server: 192.0.2.7 is no address of a coordinator"),
         ("--server", "192.0.2.7:99999", "write it as host:port"),
         ("--ca", home / "ours.toml", "ours.toml is no certificate"),
@@ -508,6 +511,15 @@ def test_init_asks_for_images_only_where_the_recipe_has_none(federation, tmp_pat
         *("--recipe", home / recipe if recipe.endswith("toml") else recipe),
     )
     assert f"`ssfl site start {tmp_path / 'site'}{still}`" in said
+
+
+def test_a_command_to_type_is_quoted_where_a_path_has_spaces(federation, tmp_path):
+    home, _ = federation
+    said = ssfl_command(
+        *("site", "init", tmp_path / "Site Süd", "--server", "192.0.2.7:9092", "--clients", "0"),
+        *("--ca", home / "keys" / "ca.pem", "--recipe", "digits"),
+    )
+    assert f"`ssfl site start '{tmp_path / 'Site Süd'}'`" in said
 
 
 def test_a_second_init_does_not_overwrite_a_sites_key(federation):

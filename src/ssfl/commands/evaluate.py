@@ -1,6 +1,7 @@
 """`ssfl evaluate`: the paper's protocols on a finished run."""
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,7 +48,8 @@ def evaluate(
     with bars() as progress:
         found = judge(opened, chosen, options=options, progress=watcher(progress))
     show(found, opened, health=chosen is not None and "health" in chosen)
-    say(f"saved {opened.path / 'evaluation.json'}; `ssfl report {run}` puts it on the page")
+    page = f"`ssfl report {quote(str(run))}` puts it on the page"
+    say(f"saved {opened.path / 'evaluation.json'}; {page}")
 
 
 def parse_options(settings: list[str]) -> "ProtocolOptions":
