@@ -72,7 +72,8 @@ def classify(
     run: Source,
     images: Files,
     labels: Annotated[
-        Path, typer.Option(help="A CSV of file,label for a few images; paths from it or from here.")
+        Path,
+        typer.Option(help="A CSV of file,label for a few images; paths from it, here or IMAGES."),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV here.")] = None,
     client: Client = None,
@@ -85,8 +86,8 @@ def classify(
     from ssfl.use import find_images, fit_classifier
     from ssfl.use.classify import read_labels
 
-    shown, names = read_labels(labels)
     files = find_images(images)
+    shown, names = read_labels(labels, [folder for folder in images if folder.is_dir()])
     features = _features(run, client, [*shown, *files])
     classifier = fit_classifier(features[: len(shown)], names)
     chances = classifier.probabilities(features[len(shown) :])
