@@ -19,6 +19,7 @@ from typer.main import get_command
 
 import ssfl as package
 from ssfl import __version__, cli, experiment
+from ssfl.commands.evaluate import _show_health
 from ssfl.commands.reproduce import Terminal
 from ssfl.config import load_config, recipes, to_toml
 from ssfl.data import download
@@ -26,6 +27,7 @@ from ssfl.display import Bars
 from ssfl.errors import CheckpointError
 from ssfl.federation import client, online, trainer
 from ssfl.federation.messages import Reply
+from ssfl.protocols.scores import Evaluation
 from ssfl.run import Run
 from ssfl.tracking import JsonLines
 from tiny import tiny
@@ -281,6 +283,23 @@ def test_the_bars_show_rounds_and_figures_in_any_terminal(
     last = [line for line in screen.getvalue().splitlines() if "rounds" in line][-1]
     assert "12/12" in last
     assert f"kNN {run.final['knn_mean']:.3f}" in last
+
+
+def test_no_figure_of_health_is_cut_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr("ssfl.commands.console.console", Console(file=screen, width=50))
+    figures = {
+        "effective_rank": 123.456,
+        "std_ratio": 0.29871,
+        "uniformity": -0.37123,
+        "alignment": 0.12345,
+        "epsilon_share": 0.00012,
+    }
+    health = dict.fromkeys(("global", "0", "10"), figures)
+    _show_health(Evaluation(rounds=1, scores=[], health=health))
+    rows = [line.split() for line in screen.getvalue().splitlines()[-3:]]
+    assert [" ".join(row[:-5]) for row in rows] == ["shared", "client 0", "client 10"]
+    assert all(row[-5:] == ["123.5", "0.299", "-0.371", "0.123", "0.0001"] for row in rows)
 
 
 def test_one_round_is_no_rounds(ssfl: Call, recipe: Path) -> None:
