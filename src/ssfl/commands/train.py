@@ -1,6 +1,5 @@
 """`ssfl train`: run an experiment, or go on with one."""
 
-import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +41,7 @@ def train(
     from ssfl.config import load_config
     from ssfl.display import Bars
     from ssfl.errors import ConfigError
+    from ssfl.interrupts import sigterm_is_ctrl_c
     from ssfl.report import write_report
 
     if join(comm) is not None:  # an MPI rank other than the first: its work is done
@@ -64,7 +64,7 @@ def train(
         settings.append(f"device.workers={workers}")
     if gpus_per_worker is not None:
         settings.append(f"device.gpus_per_worker={gpus_per_worker}")
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    sigterm_is_ctrl_c()
     display = Bars(console)
     with stop_gracefully(display):
         if resume is not None:
