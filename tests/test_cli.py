@@ -406,6 +406,7 @@ def test_mistakes_in_the_configuration_are_one_sentence(ssfl: Call, recipe: Path
     assert_one_sentence(ssfl("train"), "either a recipe", "--resume")
     assert_one_sentence(ssfl("train", recipe, "--resume", "x"), "either a recipe")
     assert_one_sentence(ssfl("train", recipe, "--comm", "pigeon"), "'pigeon'", "local")
+    assert_one_sentence(ssfl("train", recipe, "--comm", "flower"), "`ssfl serve`")
     assert_one_sentence(ssfl("train", "--resume", "nowhere"), "nowhere is not a run directory")
     assert_one_sentence(
         ssfl("train", "--resume", "x", "--workers", 2, "--out", "y"), "leave out --out, --workers\n"

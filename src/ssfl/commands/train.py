@@ -44,6 +44,11 @@ def train(
     from ssfl.interrupts import sigterm_is_ctrl_c
     from ssfl.report import write_report
 
+    if comm == "flower":
+        raise ConfigError(
+            "Flower is for sites, each with a process of its own: start with `ssfl certs` and "
+            "`ssfl serve` (docs/deploying.md)"
+        )
     if join(comm) is not None:  # an MPI rank other than the first: its work is done
         return
     if (recipe is None) == (resume is None):
