@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -205,6 +206,11 @@ def test_partition_shows_who_holds_what(ssfl: Call, recipe: Path) -> None:
     code, out, _ = ssfl("partition", recipe, "--out", "pictures")
     assert code == 0
     assert "digits: 539 images" in out
+    assert "classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n" in out
+    counts = [line.split("│")[4] for line in out.splitlines() if line.startswith("│")]
+    assert len(counts) == 4
+    ends = {tuple(number.end() for number in re.finditer(r"\d+", row)) for row in counts}
+    assert len(ends) == 1  # one below the other
     assert list(Path("pictures").iterdir())
 
 
