@@ -230,9 +230,12 @@ def test_a_run_that_is_not_finished_says_how_far_it_came(shared: Run, tmp_path: 
     half = Path(shutil.copytree(shared.path, tmp_path / "half"))
     config, rounds = half / "config.toml", shared.config.server.rounds
     config.write_text(config.read_text().replace(f"rounds = {rounds}", "rounds = 4000"))
-    page, *_ = write_comparison([shared, half], tmp_path / "comparison")
+    page, markdown, _ = write_comparison([shared, half], tmp_path / "comparison")
     assert f", {rounds} rounds in" in page.read_text()
     assert f", {rounds} of 4,000 rounds in" in page.read_text()
+    assert re.search(
+        rf"(?m)^- half: Global-SSFL.* {rounds} of 4,000 rounds in", markdown.read_text()
+    )
 
 
 def test_one_run_is_not_compared(shared: Run, tmp_path: Path) -> None:
