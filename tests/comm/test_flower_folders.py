@@ -7,6 +7,7 @@ import logging
 import math
 import re
 import shutil
+import socket
 import sys
 from dataclasses import replace
 
@@ -23,7 +24,14 @@ from pretend_grid import PretendGrid
 
 from ssfl.cli import app
 from ssfl.comm import COMMUNICATORS
-from ssfl.comm.flower.host import SiteKeeper, build_hosts, load_site
+from ssfl.comm.flower.host import (
+    SiteKeeper,
+    build_hosts,
+    load_site,
+    unreachable,
+    why_it_ended,
+)
+from ssfl.comm.flower.processes import Child
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.records import read_replies, write_replies
 from ssfl.comm.flower.serve import ServeOptions, check_keys, read_settings, write_settings
@@ -520,6 +528,32 @@ def test_a_command_to_type_is_quoted_where_a_path_has_spaces(federation, tmp_pat
         *("--ca", home / "keys" / "ca.pem", "--recipe", "digits"),
     )
     assert f"`ssfl site start '{tmp_path / 'Site Süd'}'`" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("certificate verify failed: unable to get local issuer", "is not of the authority in"),
+        ("certificate verify failed: IP address mismatch", "`ssfl certs --host`"),
+        ("[code: 2004] Failed to activate SuperNode.", "site.pub in its keys/sites"),
+        ("the cable is cut", "the cable is cut"),
+    ],
+)
+def test_why_a_site_cannot_connect_is_said_in_our_words(tmp_path, words, told):
+    child = Child("node", [], tmp_path)
+    child.log.write_text(f"INFO: hello\nERROR: no connection\n{words}\n")
+    said = why_it_ended(tmp_path, "192.0.2.7:9092", child)
+    assert "192.0.2.7:9092" in said
+    assert told in said
+
+
+def test_a_site_says_that_nobody_answers_and_nothing_where_somebody_does():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert unreachable(server).startswith(f"nobody answers at {server} (Connection refused)")
+        listener.listen()
+        assert unreachable(server) == ""
 
 
 def test_a_second_init_does_not_overwrite_a_sites_key(federation):
