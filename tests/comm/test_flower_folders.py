@@ -169,6 +169,20 @@ def test_a_site_cannot_break_the_record_by_what_it_calls_its_figures(federation)
     assert "knn_mean" not in run.final
 
 
+def test_a_coordinator_is_warned_where_a_sites_encoder_has_collapsed(federation):
+    def collapse(reply):
+        if reply.kind is TaskKind.TRAIN:
+            return reply
+        return replace(reply, metrics=reply.metrics | {"std_ratio": 0.01})
+
+    home, healthy = federation
+    assert "warning" not in healthy.final
+    run = play(home, "collapsed", collapse)
+    assert run.final["warning"].startswith("client 0: features look collapsed: their spread is 0.0")
+    ssfl_command("report", run.path)
+    assert "client 0: features look collapsed" in (run.path / "report.html").read_text()
+
+
 def test_sites_judge_their_encoders_at_home_and_send_the_figures(federation):
     _, run = federation
     (row,) = [row for row in run.metrics if row["kind"] == "evaluation"]
