@@ -41,8 +41,9 @@ print(f"effective rank {final['effective_rank']:.1f}")
 
 encoder = run.global_encoder()
 files = find_images([folder])
-features = torch.nn.functional.normalize(embed(encoder, files), dim=1)
-names = [str(file.relative_to(folder)) for file in files]
+broken: list[Path] = []  # files that cannot be read are left out, as in training
+features = torch.nn.functional.normalize(embed(encoder, files, broken=broken), dim=1)
+names = [str(file.relative_to(folder)) for file in files if file not in broken]
 nearest = (features @ features[0]).argsort(descending=True)
 print("most like", names[0], "are", ", ".join(names[i] for i in nearest[1:4].tolist()))
 

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,12 +20,15 @@ from typer.main import get_command
 
 import ssfl as package
 from ssfl import __version__, cli, experiment
+from ssfl.commands.evaluate import _show_health
 from ssfl.commands.reproduce import Terminal
 from ssfl.config import load_config, recipes, to_toml
 from ssfl.data import download
 from ssfl.display import Bars
 from ssfl.errors import CheckpointError
-from ssfl.federation import client, trainer
+from ssfl.federation import client, online, trainer
+from ssfl.federation.messages import Reply
+from ssfl.protocols.scores import Evaluation
 from ssfl.run import Run
 from ssfl.tracking import JsonLines
 from tiny import tiny
@@ -202,6 +206,11 @@ def test_partition_shows_who_holds_what(ssfl: Call, recipe: Path) -> None:
     code, out, _ = ssfl("partition", recipe, "--out", "pictures")
     assert code == 0
     assert "digits: 539 images" in out
+    assert "classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n" in out
+    counts = [line.split("│")[4] for line in out.splitlines() if line.startswith("│")]
+    assert len(counts) == 4
+    ends = {tuple(number.end() for number in re.finditer(r"\d+", row)) for row in counts}
+    assert len(ends) == 1  # one below the other
     assert list(Path("pictures").iterdir())
 
 
@@ -237,6 +246,38 @@ def test_a_round_is_told_with_the_figures_of_its_own_evaluation(ssfl: Call, reci
     assert lines[4].endswith(f"kNN {judged[5]:.3f}")
 
 
+def test_a_coordinator_is_told_the_rank_that_its_sites_measured(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_labels(replies: list[Reply]) -> dict[str, object]:
+        ranks = {str(r.client): {"effective_rank": 3.0 + r.client} for r in replies}
+        return {"clients": ranks}
+
+    monkeypatch.setattr(online.OnlineEvaluation, "shared", lambda self, theta: {})
+    monkeypatch.setattr(online, "_client_row", without_labels)
+    more = ["--set", "server.rounds=5", "--set", "evaluation.every=2"]
+    _, out, _ = ssfl("train", recipe, "--no-report", *more)
+    endings = [line.split()[3:] for line in out.splitlines() if " round " in line]
+    assert [words[2:] for words in endings] == [
+        [],
+        ["rank", "4"],
+        ["rank", "4", "(round", "2)"],
+        ["rank", "4"],
+        ["rank", "4"],
+    ]
+    assert "\nafter 5 rounds, " in out
+    assert "effective rank 4.0 (mean over clients)\n" in out
+
+
+def test_a_round_is_not_said_of_figures_that_nobody_measured(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online.OnlineEvaluation, "measure", lambda self: {})
+    more = ["--set", "server.rounds=3", "--set", "evaluation.every=2"]
+    _, out, _ = ssfl("train", recipe, "--no-report", *more)
+    assert "(round" not in out
+
+
 @pytest.mark.parametrize("width", [50, 80])
 def test_the_bars_show_rounds_and_figures_in_any_terminal(
     width: int, recipe: Path, tmp_path: Path
@@ -248,6 +289,23 @@ def test_the_bars_show_rounds_and_figures_in_any_terminal(
     last = [line for line in screen.getvalue().splitlines() if "rounds" in line][-1]
     assert "12/12" in last
     assert f"kNN {run.final['knn_mean']:.3f}" in last
+
+
+def test_no_figure_of_health_is_cut_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr("ssfl.commands.console.console", Console(file=screen, width=50))
+    figures = {
+        "effective_rank": 123.456,
+        "std_ratio": 0.29871,
+        "uniformity": -0.37123,
+        "alignment": 0.12345,
+        "epsilon_share": 0.00012,
+    }
+    health = dict.fromkeys(("global", "0", "10"), figures)
+    _show_health(Evaluation(rounds=1, scores=[], health=health))
+    rows = [line.split() for line in screen.getvalue().splitlines()[-3:]]
+    assert [" ".join(row[:-5]) for row in rows] == ["shared", "client 0", "client 10"]
+    assert all(row[-5:] == ["123.5", "0.299", "-0.371", "0.123", "0.0001"] for row in rows)
 
 
 def test_one_round_is_no_rounds(ssfl: Call, recipe: Path) -> None:
@@ -354,6 +412,7 @@ def test_mistakes_in_the_configuration_are_one_sentence(ssfl: Call, recipe: Path
     assert_one_sentence(ssfl("train"), "either a recipe", "--resume")
     assert_one_sentence(ssfl("train", recipe, "--resume", "x"), "either a recipe")
     assert_one_sentence(ssfl("train", recipe, "--comm", "pigeon"), "'pigeon'", "local")
+    assert_one_sentence(ssfl("train", recipe, "--comm", "flower"), "`ssfl serve`")
     assert_one_sentence(ssfl("train", "--resume", "nowhere"), "nowhere is not a run directory")
     assert_one_sentence(
         ssfl("train", "--resume", "x", "--workers", 2, "--out", "y"), "leave out --out, --workers\n"

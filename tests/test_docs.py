@@ -7,10 +7,13 @@ import shlex
 import subprocess
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
+import torch
 import typer
 
 from ssfl.algorithms import ALGORITHMS
@@ -18,10 +21,16 @@ from ssfl.algorithms.base import Algorithm
 from ssfl.algorithms.options import LocalOptions
 from ssfl.cli import app
 from ssfl.config import Config, load_config, recipes
+from ssfl.data.sources import SOURCES
+from ssfl.errors import DataError
+from ssfl.experiment import train
 from ssfl.federation.aggregate import Aggregator
 from ssfl.federation.options import ServerOptions
 from ssfl.federation.server_optimizers import OPTIMIZERS
+from ssfl.protocols.judge import evaluate
+from ssfl.run import Run
 from ssfl.ssl import METHODS
+from ssfl.ssl.base import Method, Outputs
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -243,16 +252,20 @@ def blocks() -> list[str]:
 @pytest.fixture
 def adding(tmp_path, monkeypatch):
     """The page's files, where Python finds them; what they register is forgotten afterwards."""
-    algorithm, script, cli, test = blocks()
+    algorithm, script, cli, test, method, source = blocks()
     (tmp_path / "mutual_ssfl.py").write_text(algorithm)
     (tmp_path / "script.py").write_text(script.replace('"server.rounds=2"', f"*{TINY!r}"))
     (tmp_path / "mine.py").write_text(cli)
     (tmp_path / "test_mutual_ssfl.py").write_text(test)
-    monkeypatch.setattr(ALGORITHMS, "_targets", ALGORITHMS.targets)
+    (tmp_path / "align_uniform.py").write_text(method)
+    (tmp_path / "arrays.py").write_text(source)
+    for registry in (ALGORITHMS, METHODS, SOURCES):
+        monkeypatch.setattr(registry, "_targets", registry.targets)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    sys.modules.pop("mutual_ssfl", None)
+    for name in ("mutual_ssfl", "align_uniform", "arrays"):
+        sys.modules.pop(name, None)
 
 
 def load(path: Path) -> Any:
@@ -298,6 +311,63 @@ def test_what_an_algorithm_may_say_is_what_its_base_class_has():
         value = getattr(Algorithm, name, None)
         if value is not None and not callable(value):
             assert eval(default.strip("`")) == value, name
+
+
+def test_the_new_method_trains_with_another_algorithm_and_its_loss_is_its_equation(adding):
+    import_module("align_uniform")
+    heads = [setting for setting in TINY if "predictor" not in setting]
+    chosen = ["ssl.method=align-uniform", "ssl.weight=0.5", "algorithm.name=per-ssfl"]
+    run = train(load_config("demo", [*heads, *chosen]), out=adding / "run")
+    assert run.checkpoint().rounds == 2
+    method = METHODS["align-uniform"](run.global_encoder().backbone, run.config.ssl)
+    z = np.random.default_rng(0).normal(size=(2, 5, 3))
+    found = method.loss(Outputs(torch.from_numpy(z), torch.from_numpy(z)))
+    z /= np.linalg.norm(z, axis=-1, keepdims=True)
+    pairs = [(n, m) for n in range(5) for m in range(n + 1, 5)]
+    spread = [
+        np.log(np.mean([np.exp(-2 * np.sum((one[n] - one[m]) ** 2)) for n, m in pairs]))
+        for one in z
+    ]
+    together = np.mean(np.sum((z[0] - z[1]) ** 2, axis=-1))
+    assert float(found) == pytest.approx(together + 0.5 * np.mean(spread), rel=1e-5)
+
+
+def test_the_new_source_is_trained_on_and_found_again_from_another_folder(adding, monkeypatch):
+    import_module("arrays")
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (200, 8, 8, 3), dtype=np.uint8)
+    np.savez(adding / "scans.npz", pixels=pixels, labels=np.arange(200) % 4)
+    settings = [setting for setting in TINY if not setting.startswith("data.")]
+    config = load_config("demo", [*settings, "data.source=arrays", "data.path=scans.npz"])
+    run = train(config, out=adding / "run")
+    assert (run.facts["train_images"], run.facts["test_images"]) == (160, 40)
+    assert run.facts["classes"] == ["0", "1", "2", "3"]
+    assert "knn_mean" in run.final
+    (adding / "elsewhere").mkdir()
+    monkeypatch.chdir(adding / "elsewhere")
+    assert evaluate(Run(run.path), ["knn"])["global_knn"].value == pytest.approx(
+        run.final["knn_global"]
+    )
+
+
+def test_the_new_source_says_what_is_missing_and_leaves_no_run(adding):
+    import_module("arrays")
+    settings = [setting for setting in TINY if not setting.startswith("data.")]
+    config = load_config("demo", [*settings, "data.source=arrays", "data.path=none.npz"])
+    with pytest.raises(DataError, match=r"there is no file none\.npz"):
+        train(config, out=adding / "run")
+    assert not (adding / "run").exists()
+
+
+def test_what_a_method_may_say_is_what_its_base_class_has():
+    text = sections(ADDING_PAGE)["An SSL method"]
+    told = dict(re.findall(r"^\| `(\w+)(?:\(.*?\))?` \| (.+?) \|", text, re.MULTILINE))
+    has = {name for name in {*vars(Method), *Method.__annotations__} if name[0] != "_"}
+    assert told.keys() == has - {"each", "project", "see_views_in_one_pass"}
+    for name, default in told.items():
+        value = getattr(Method, name, None)
+        if value is not None and not callable(value):
+            assert default.strip("`") == ("ViewWishes()" if name == "wishes" else str(value)), name
 
 
 def test_the_pages_name_no_class_that_is_gone():

@@ -165,6 +165,25 @@ def test_ctrl_c_saves_and_exits_with_130_and_the_resumed_run_ends_the_same(
     assert figures(Run(folder)) == figures(left_alone)
 
 
+@pytest.mark.processes
+def test_kill_saves_and_ends_a_background_job_of_a_script_too(tmp_path: Path) -> None:
+    recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(tiny(**{**PERSONAL, "server": {"rounds": 10_000}})))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `ssfl ... &`
+    try:
+        process = start("train", str(recipe), "--out", str(folder))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    wait_for_rounds(process, folder, more=2)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 130, output
+    assert f"ssfl train --resume {folder}" in output
+    saved = latest_checkpoint(folder / "checkpoints")
+    assert saved is not None
+    assert saved.rounds >= 2
+
+
 class Killed(BaseException):
     """Death in the midst of something: nobody catches it."""
 

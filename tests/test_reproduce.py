@@ -178,6 +178,7 @@ def test_the_page_says_the_rounds_and_the_difference(whole: Whole) -> None:
     assert f"{mean - 0.75:+.4f}".replace("-", "−") in row
     assert "**2**, not 800" in row
     assert "`it`: 4 runs" in page
+    assert "Bands around curves span the seeds." in page
 
 
 def test_there_are_tables_and_pictures(whole: Whole) -> None:

@@ -224,6 +224,40 @@ def test_a_handful_of_labels_classifies_the_rest(
     assert float(rows[0]["probability"]) == max(chances)
 
 
+def test_labelled_images_may_be_named_as_they_are_in_the_folder_given(
+    run: Run, photos: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    folder, labels = photos
+    few = tmp_path / "labels" / "few.csv"
+    few.parent.mkdir()
+    few.write_text("\n".join(f"{i:03d}.png,digit {labels[i]}" for i in range(60)))
+    assert "fitted to 60 labels" in call("classify", run.path, folder, "--labels", few)
+
+
+def test_images_that_cannot_be_read_are_left_out_on_request(
+    run: Run, photos: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    folder = photos[0]
+    (folder / "003.png").write_bytes(b"no image")
+    (folder / "._004.png").write_bytes(b"what a Mac leaves behind")
+    command = ("embed", run.path, folder, "-o", tmp_path / "features.npy")
+    refused = CliRunner().invoke(app, [str(part) for part in command])
+    assert isinstance(refused.exception, DataError)
+    assert "(--skip-broken); the first is" in str(refused.exception)
+    said = call(*command, "--skip-broken")
+    assert f"left out, cannot be read: {folder / '003.png'}" in said
+    assert "99 images" in said
+    names = (tmp_path / "features.files.csv").read_text().split()
+    kept = [file for file in find_images([folder]) if file.name != "003.png"]
+    assert names == ["file", *map(str, kept)]
+    few = tmp_path / "few.csv"
+    few.write_text("".join(f"{i:03d}.png,digit {photos[1][i]}\n" for i in range(60)))
+    said = call("classify", run.path, folder, "--labels", few, "--skip-broken")
+    assert "fitted to 59 labels" in said
+    with pytest.raises(DataError, match="none of the 1 images could be read"):
+        embed(load_encoder(run), [folder / "003.png"], broken=[])
+
+
 def test_the_classifier_is_scikit_learns_on_centred_features_of_unit_scale() -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(3, size=40)
@@ -239,7 +273,7 @@ def test_the_classifier_is_scikit_learns_on_centred_features_of_unit_scale() -> 
 def test_bad_label_files_are_told_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "few.csv"
     path.write_text("file,label\nmissing.png,cat\n")
-    with pytest.raises(DataError, match=r"there is no image missing\.png beside it or here"):
+    with pytest.raises(DataError, match=r"no image missing\.png \(looked beside it, here\)"):
         read_labels(path)
     path.write_text("file\n")
     with pytest.raises(DataError, match="line 1: write it as file,label"):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from importlib import resources
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, get_args
 
 from pydantic import (
@@ -244,8 +245,8 @@ def _read(source: str | Path, extended_by: tuple[str, ...] = ()) -> dict[str, An
         text = packaged.read_text(encoding="utf-8")
     elif (path / "config.toml").is_file():
         raise ConfigError(
-            f"{path} is a run directory: go on with it by `ssfl train --resume {path}`, or start "
-            f"anew from {path / 'config.toml'}"
+            f"{path} is a run directory: go on with it by `ssfl train --resume "
+            f"{quote(str(path))}`, or start anew from {path / 'config.toml'}"
         )
     else:
         raise ConfigError(

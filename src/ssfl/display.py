@@ -16,7 +16,7 @@ from rich.progress import (
 
 from ssfl.federation.messages import Reply
 from ssfl.run import Run
-from ssfl.tracking import Row
+from ssfl.tracking import Row, client_mean
 
 LINES = 20
 """Lines that a run prints where there is no terminal to draw bars on."""
@@ -89,6 +89,9 @@ class Bars:
             self._done = row["round"] + 1
         elif row["kind"] == "evaluation":
             self._judged = row["round"]
+            rank = client_mean(row, "effective_rank")
+            if row.get("effective_rank") is None and rank is not None:  # the images are at sites
+                self._figures["effective_rank"] = rank
         if self._progress is not None:
             self._progress.update(self._rounds, completed=self._done, figures=self._summary())
 
@@ -100,18 +103,20 @@ class Bars:
         self._told = done
         if done % max(1, total // LINES) == 0 or done == total:
             clock, judged = time.strftime("%H:%M:%S"), self._judged
-            earlier = f" (round {judged})" if judged not in (None, done) else ""
+            earlier = f" (round {judged})" if self._indicator() and judged != done else ""
             self._console.print(f"{clock} round {done}/{total} {self._summary()}{earlier}")
 
     def _summary(self) -> str:
-        figures = self._figures
-        parts = [f"loss {figures['loss']:.3f}"] if "loss" in figures else []
-        knn = figures.get("knn_mean", figures.get("knn_global"))
+        loss = f"loss {self._figures['loss']:.3f}" if "loss" in self._figures else ""
+        return " ".join(part for part in (loss, self._indicator()) if part)
+
+    def _indicator(self) -> str:
+        """What the last evaluation says, if there was one: kNN, or the rank without labels."""
+        knn = self._figures.get("knn_mean", self._figures.get("knn_global"))
         if knn is not None:
-            parts.append(f"kNN {knn:.3f}")
-        elif "effective_rank" in figures:
-            parts.append(f"rank {figures['effective_rank']:.0f}")
-        return " ".join(parts)
+            return f"kNN {knn:.3f}"
+        rank = self._figures.get("effective_rank")
+        return "" if rank is None else f"rank {rank:.0f}"
 
     def note(self, text: str) -> None:
         self._console.print(f"[yellow]note:[/] {escape(text)}", highlight=False)

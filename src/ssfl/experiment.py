@@ -98,10 +98,10 @@ def train(
 
 
 def _from_anywhere(config: Config) -> Config:
-    """With the whole path of a folder of images: a run is judged from other places than it was
-    trained in."""
+    """With the whole path of the images, where the source has one: a run is judged from other
+    places than it was trained in."""
     path = getattr(config.data, "path", None)
-    if path is None or not path.expanduser().is_dir():
+    if not isinstance(path, Path) or not path.expanduser().exists():
         return config
     data = config.data.model_copy(update={"path": path.expanduser().resolve()})
     return config.model_copy(update={"data": data})

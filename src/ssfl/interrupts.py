@@ -46,6 +46,18 @@ def _starting(frame: FrameType | None) -> bool:
     return importer is not None and importer.f_code.co_filename.startswith(_COMMANDS)
 
 
+def sigterm_is_ctrl_c() -> None:
+    """From now on a polite end (systemd, kill) is a Ctrl-C; also to a background job of a script,
+    where Ctrl-C itself is ignored."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Let the block finish whole; a Ctrl-C (or SIGTERM) inside it takes effect at its end."""

@@ -8,6 +8,7 @@ tensorboard/           events                 report.html     the page to look a
 """
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -90,8 +91,9 @@ class Run:
     def way_on(self) -> str:
         """The command that goes on with this run."""
         if self.config.here is not None:  # SITE/runs/ID
-            return f"ssfl site start {self.path.resolve().parents[1]}"
-        return f"ssfl {'serve' if self.served else 'train --resume'} {self.path}"
+            return shlex.join(["ssfl", "site", "start", str(self.path.resolve().parents[1])])
+        command = ["serve"] if self.served else ["train", "--resume"]
+        return shlex.join(["ssfl", *command, str(self.path)])
 
     @property
     def metrics(self) -> list[Row]:

@@ -11,12 +11,20 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Any, Protocol
 
 from ssfl.errors import CheckpointError, ConfigError
 
 Row = dict[str, Any]
 """One line of the record: `kind` (round, evaluation, resume, ...), `round`, and its figures."""
+
+
+def client_mean(row: Row, figure: str) -> float | None:
+    """The plain mean of a figure over the clients that sent it with an evaluation, if any did."""
+    sent = [each[figure] for each in (row.get("clients") or {}).values() if figure in each]
+    known = [value for value in sent if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 class Tracker(Protocol):
@@ -44,7 +52,7 @@ class JsonLines:
         except OSError as error:
             raise CheckpointError(
                 f"could not write {self._path}: {error.strerror or error}; `ssfl train --resume "
-                f"{self._path.parent}` goes on from the last checkpoint"
+                f"{quote(str(self._path.parent))}` goes on from the last checkpoint"
             ) from error
 
     def close(self) -> None:

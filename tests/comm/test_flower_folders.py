@@ -7,6 +7,7 @@ import logging
 import math
 import re
 import shutil
+import socket
 import sys
 from dataclasses import replace
 
@@ -23,7 +24,14 @@ from pretend_grid import PretendGrid
 
 from ssfl.cli import app
 from ssfl.comm import COMMUNICATORS
-from ssfl.comm.flower.host import SiteKeeper, build_hosts, load_site
+from ssfl.comm.flower.host import (
+    SiteKeeper,
+    build_hosts,
+    load_site,
+    unreachable,
+    why_it_ended,
+)
+from ssfl.comm.flower.processes import Child
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.records import read_replies, write_replies
 from ssfl.comm.flower.serve import ServeOptions, check_keys, read_settings, write_settings
@@ -161,6 +169,20 @@ def test_a_site_cannot_break_the_record_by_what_it_calls_its_figures(federation)
     assert "knn_mean" not in run.final
 
 
+def test_a_coordinator_is_warned_where_a_sites_encoder_has_collapsed(federation):
+    def collapse(reply):
+        if reply.kind is TaskKind.TRAIN:
+            return reply
+        return replace(reply, metrics=reply.metrics | {"std_ratio": 0.01})
+
+    home, healthy = federation
+    assert "warning" not in healthy.final
+    run = play(home, "collapsed", collapse)
+    assert run.final["warning"].startswith("client 0: features look collapsed: their spread is 0.0")
+    ssfl_command("report", run.path)
+    assert "client 0: features look collapsed" in (run.path / "report.html").read_text()
+
+
 def test_sites_judge_their_encoders_at_home_and_send_the_figures(federation):
     _, run = federation
     (row,) = [row for row in run.metrics if row["kind"] == "evaluation"]
@@ -246,6 +268,7 @@ def test_a_sites_page_shows_its_own_clients_images(ward):
     page = (run.path / "report.html").read_text()
     map_ = page.partition("Features by client")[2].partition("</svg>")[0]
     assert map_.count("<circle") == 12 + 17
+    assert f"<h1>{run.config.name}</h1>" in page
     assert "A site's clients 3, 2 trained" in html.unescape(page)
     assert "It ran for 1 of 2 rounds of one local epoch, on a small network" in page
     ssfl_command("evaluate", run.path)
@@ -301,7 +324,7 @@ def test_a_coordinators_page_shows_what_its_sites_sent(federation):
     assert "3 clients trained a shared encoder and one of their own each" in page
     assert "images of 16 × 16 pixels, up to 38 in a round, without using any label. It" in page
     figures = {*re.findall('data-figure="(.*?)"', page)}
-    assert {"loss", "movement", "client_rank", "timing"} <= figures
+    assert {"loss", "movement", "effective_rank", "client_rank", "timing"} <= figures
     assert not {"sizes", "tsne_client"} & figures
 
 
@@ -458,7 +481,9 @@ def test_bad_options_of_a_site_are_one_sentence_and_leave_nothing(federation, tm
     for option, value, complaint in (
         ("--workers", 0, "--workers = 0: it should be greater than or equal to 1"),
         ("--clients", "0,0", "--clients: a client is named twice"),
-        ("--clients", "0,x", "--clients.1 = 'x'"),
+        ("--clients", "0,x", "--clients 0,x: give the clients' ids, as in 3 or 3,4,5"),
+        ("--clients", "0-2", "--clients 0-2: give the clients' ids"),
+        ("--clients", "-1", "--clients.0 = -1: it should be greater than or equal to 0"),
         ("--server", "192.0.2.7", "--server: 192.0.2.7 is no address of a coordinator"),
         ("--server", "192.0.2.7:99999", "write it as host:port"),
         ("--ca", home / "ours.toml", "ours.toml is no certificate"),
@@ -508,6 +533,41 @@ def test_init_asks_for_images_only_where_the_recipe_has_none(federation, tmp_pat
         *("--recipe", home / recipe if recipe.endswith("toml") else recipe),
     )
     assert f"`ssfl site start {tmp_path / 'site'}{still}`" in said
+
+
+def test_a_command_to_type_is_quoted_where_a_path_has_spaces(federation, tmp_path):
+    home, _ = federation
+    said = ssfl_command(
+        *("site", "init", tmp_path / "Site Süd", "--server", "192.0.2.7:9092", "--clients", "0"),
+        *("--ca", home / "keys" / "ca.pem", "--recipe", "digits"),
+    )
+    assert f"`ssfl site start '{tmp_path / 'Site Süd'}'`" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("certificate verify failed: unable to get local issuer", "is not of the authority in"),
+        ("certificate verify failed: IP address mismatch", "`ssfl certs --host`"),
+        ("[code: 2004] Failed to activate SuperNode.", "site.pub in its keys/sites"),
+        ("the cable is cut", "the cable is cut"),
+    ],
+)
+def test_why_a_site_cannot_connect_is_said_in_our_words(tmp_path, words, told):
+    child = Child("node", [], tmp_path)
+    child.log.write_text(f"INFO: hello\nERROR: no connection\n{words}\n")
+    said = why_it_ended(tmp_path, "192.0.2.7:9092", child)
+    assert "192.0.2.7:9092" in said
+    assert told in said
+
+
+def test_a_site_says_that_nobody_answers_and_nothing_where_somebody_does():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert unreachable(server).startswith(f"nobody answers at {server} (Connection refused)")
+        listener.listen()
+        assert unreachable(server) == ""
 
 
 def test_a_second_init_does_not_overwrite_a_sites_key(federation):

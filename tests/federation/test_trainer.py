@@ -482,6 +482,24 @@ def test_whatever_goes_wrong_at_a_client_is_a_typed_failure_and_keeps_its_old_st
     assert host.store.get(0, before=2) is kept
 
 
+@pytest.mark.parametrize("returned", [torch.ones(()), (torch.ones(()),) * 2, ()])
+def test_a_step_that_returns_other_figures_than_it_names_is_an_error(
+    build: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, returned: Any
+) -> None:
+    host = build()
+    monkeypatch.setattr(host.trainer.algorithm, "step", lambda *_: returned)
+    failure = host.handle(0, task(host.trainer)).failure
+    assert failure is not None
+    assert "a tensor for each of its metrics (loss)" in failure.detail
+
+
+def test_a_personal_model_that_was_not_asked_for_is_said_to_be_missing(
+    build: Callable[..., Host],
+) -> None:
+    with pytest.raises(AssertionError, match="`personal = True`"):
+        _ = build().trainer.models.own
+
+
 def test_memory_for_updates_is_used_again_only_once_nobody_reads_it() -> None:
     spares, like = Spares(), torch.zeros(8)
     first = spares.take(like)

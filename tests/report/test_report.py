@@ -96,6 +96,25 @@ def test_a_run_without_labels_shows_health_in_place_of_accuracy(
 
 
 @needs_browser
+def test_a_coordinators_page_shows_the_health_that_its_sites_sent(
+    unlabelled: Run, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = ("effective_rank", "std_ratio", "uniformity", "alignment", "epsilon_share")
+    rows = [{k: v for k, v in row.items() if k not in theirs} for row in unlabelled.metrics]
+    sent = [[row[name] for row in rows[-1]["clients"].values()] for name in theirs]
+    monkeypatch.setattr(Run, "metrics", property(lambda run: rows))
+    monkeypatch.setattr(record.Record, "at_sites", True)
+    figures = drawn(browser, write_report(unlabelled))
+    assert {*theirs, "client_rank"} <= figures
+    text = browser.evaluate("document.body.innerText")
+    rank = plain(sum(sent[0]) / len(sent[0]))
+    assert f"the features use {rank} dimensions" in text
+    assert "ideal, in the mean over clients." in text
+    assert f"{rank}\ndimensions in use (effective rank), mean over clients" in text
+    assert f"\t{rank}\nFeature spread: 1 is even" in text
+
+
+@needs_browser
 def test_several_runs_share_one_page(
     shared: Run, personal: Run, unlabelled: Run, browser: Browser, tmp_path: Path
 ) -> None:
@@ -118,6 +137,22 @@ def test_names_from_outside_are_text_and_not_markup(shared: Run) -> None:
     text = write_report(shared).read_text()
     assert "shared &lt;b&gt;" in text
     assert "shared <b>" not in text
+
+
+def test_a_command_on_the_page_is_set_as_code(shared: Run) -> None:
+    text = write_report(shared).read_text()
+    assert "<code>ssfl evaluate</code> adds linear figures" in text
+    assert "`" not in text.split("<main>")[1]
+
+
+@needs_browser
+def test_where_a_row_of_tiles_is_not_full_there_is_paper_and_no_block(
+    shared: Run, browser: Browser
+) -> None:
+    browser.open(write_report(shared), width=1000, dark=False)
+    colours = browser.evaluate("""[...document.querySelectorAll(".tiles, figure")].map(
+        part => getComputedStyle(part).backgroundColor)""")
+    assert len(set(colours)) == 1
 
 
 def test_the_page_says_what_was_run_and_what_came_of_it(shared: Run) -> None:
@@ -195,9 +230,12 @@ def test_a_run_that_is_not_finished_says_how_far_it_came(shared: Run, tmp_path: 
     half = Path(shutil.copytree(shared.path, tmp_path / "half"))
     config, rounds = half / "config.toml", shared.config.server.rounds
     config.write_text(config.read_text().replace(f"rounds = {rounds}", "rounds = 4000"))
-    page, *_ = write_comparison([shared, half], tmp_path / "comparison")
+    page, markdown, _ = write_comparison([shared, half], tmp_path / "comparison")
     assert f", {rounds} rounds in" in page.read_text()
     assert f", {rounds} of 4,000 rounds in" in page.read_text()
+    assert re.search(
+        rf"(?m)^- half: Global-SSFL.* {rounds} of 4,000 rounds in", markdown.read_text()
+    )
 
 
 def test_one_run_is_not_compared(shared: Run, tmp_path: Path) -> None:

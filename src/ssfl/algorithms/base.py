@@ -37,7 +37,7 @@ class Models:
     @property
     def own(self) -> Learner:
         """θ_k, for algorithms that declare it."""
-        assert self.personal is not None
+        assert self.personal is not None, "models.own is there with `personal = True` alone"
         return self.personal
 
 

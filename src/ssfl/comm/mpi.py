@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from shlex import quote
 from threading import Event
 from typing import Any
 
@@ -284,7 +285,7 @@ def _testament(folder: Path) -> subprocess.Popen[bytes]:
     """
     words = (
         "ssfl: a rank of the MPI job died, and MPI has ended the job with it. The run is safe up "
-        f"to its last checkpoint; go on with: ssfl train --resume {folder} --comm mpi"
+        f"to its last checkpoint; go on with: ssfl train --resume {quote(str(folder))} --comm mpi"
     )
     return subprocess.Popen(
         ["sh", "-c", 'read -r _ || echo "$1" >&2', "ssfl", words],

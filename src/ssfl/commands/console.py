@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import typer
@@ -36,7 +37,7 @@ def stop_gracefully(display: "Bars") -> Iterator[None]:
     except KeyboardInterrupt:
         words = "stopped before anything was done: nothing is left behind"
         if display.folder is not None and (display.folder / "config.toml").exists():
-            go_on = f"`ssfl train --resume {display.folder}`"
+            go_on = f"`ssfl train --resume {quote(str(display.folder))}`"
             words = f"stopped; what was done is saved: go on with {go_on}"
         errors.print(words, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None

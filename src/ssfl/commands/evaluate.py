@@ -1,6 +1,7 @@
 """`ssfl evaluate`: the paper's protocols on a finished run."""
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,7 +48,8 @@ def evaluate(
     with bars() as progress:
         found = judge(opened, chosen, options=options, progress=watcher(progress))
     show(found, opened, health=chosen is not None and "health" in chosen)
-    say(f"saved {opened.path / 'evaluation.json'}; `ssfl report {run}` puts it on the page")
+    page = f"`ssfl report {quote(str(run))}` puts it on the page"
+    say(f"saved {opened.path / 'evaluation.json'}; {page}")
 
 
 def parse_options(settings: list[str]) -> "ProtocolOptions":
@@ -126,21 +128,22 @@ def _show_health(found: "Evaluation") -> None:
 
     console.print("[bold]Health, without labels[/]")
     table = Table(box=None, pad_edge=False)
-    table.add_column("encoder")
+    table.add_column("encoder", no_wrap=True)
     names = {
-        "effective_rank": "rank",
-        "std_ratio": "spread",
-        "uniformity": "uniformity",
-        "alignment": "alignment",
-        "epsilon_share": "lost to ε",
+        "effective_rank": ("rank", 1),
+        "std_ratio": ("spread", 3),
+        "uniformity": ("uniformity", 3),
+        "alignment": ("alignment", 3),
+        "epsilon_share": ("lost to ε", 4),
     }
-    for heading in names.values():
-        table.add_column(heading, justify="right")
+    for heading, _ in names.values():
+        table.add_column(heading, justify="right", overflow="fold")
     for who, figures in found.health.items():
         label = "shared" if who == "global" else f"client {who}"
-        table.add_row(label, *(_number(figures.get(name)) for name in names))
+        row = [_number(figures.get(name), digits) for name, (_, digits) in names.items()]
+        table.add_row(label, *row)
     console.print(table)
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+def _number(value: float | None, digits: int = 4) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

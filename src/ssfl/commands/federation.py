@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +45,8 @@ def certs(
     make_authority(folder, host, days)
     (folder / "sites").mkdir(exist_ok=True)
     typer.echo(f"Give every site {folder / 'ca.pem'}; put its site.pub into {folder / 'sites'} as")
-    typer.echo(f"NAME.pub; then run `ssfl serve RECIPE --keys {folder}`. Keep the .key files here.")
+    command = f"ssfl serve RECIPE --keys {quote(str(folder))}"
+    typer.echo(f"NAME.pub; then run `{command}`. Keep the .key files here.")
 
 
 def serve(
@@ -103,12 +105,12 @@ def serve(
         tell(f"{run.path} is finished: no site is needed any more.")
         return
     COMMUNICATORS.register("flower", "ssfl.comm.flower.serve:connect")
-    tell(f"Run directory {run.path}; `ssfl serve {run.path}` goes on with it if it is stopped.")
+    tell(f"Run directory {run.path}; `{run.way_on}` goes on with it if it is stopped.")
     try:
         with logging_apart(run.path / "flower" / "serve.log"), ended_by_sigterm():
             Experiment(run, "flower", Bars(console)).play()
     except KeyboardInterrupt:
-        tell(f"Stopped; what was done is saved: go on with `ssfl serve {run.path}`.")
+        tell(f"Stopped; what was done is saved: go on with `{run.way_on}`.")
         raise typer.Exit(130) from None
     show_final(run.final)
     tell(f"All of it: {run.path}")
@@ -158,17 +160,20 @@ def site_init(
 ) -> None:
     """Prepare a site: its settings, and a key whose public half the coordinator must know.
 
-    Example: ssfl site init here --server coordinator.example:9092 --ca ca.pem --recipe mine.toml
-    --clients 0
+    Example: ssfl site init here --server fl.example:9092 --ca ca.pem --recipe a.toml --clients 0
     """
     need_flower()
     from ssfl.comm.flower.host import SiteOptions, init_site
     from ssfl.config import load_config, validated
     from ssfl.data.sources.sites import SitesOptions
 
+    try:
+        ids = [int(client) for client in clients.split(",")]
+    except ValueError:
+        raise ConfigError(f"--clients {clients}: give the clients' ids, as in 3 or 3,4,5") from None
     told = {
         "server": server,
-        "clients": clients.split(","),
+        "clients": ids,
         "data": data.resolve() if data else None,
         "workers": workers,
     }
@@ -177,7 +182,7 @@ def site_init(
     public = init_site(folder, options, config, ca)
     wanting = isinstance(config.data, SitesOptions) and data is None
     typer.echo(f"Send {public} (and nothing else) to the coordinator; then run")
-    typer.echo(f"`ssfl site start {folder}{' --data FOLDER' if wanting else ''}`.")
+    typer.echo(f"`ssfl site start {quote(str(folder))}{' --data FOLDER' if wanting else ''}`.")
 
 
 @site.command("start")

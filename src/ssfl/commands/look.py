@@ -70,16 +70,20 @@ def partition(
     table.add_column("test", justify="right")
     if counts is not None:
         table.add_column("images of each class", overflow="fold")
+        digits = [len(str(most)) for most in counts.max(0)]
     shown = list(data.clients())[:50]
     for place, client in enumerate(shown):
         test = data.test_indices(client)
-        row = [str(client), str(data.size(client)), "" if test is None else str(len(test))]
+        row = [str(client), f"{data.size(client):,}", "" if test is None else f"{len(test):,}"]
         if data.names is not None:
             row.insert(1, escape(data.names[place]))
         if counts is not None:
-            row.append(" ".join(str(n) for n in counts[place]))
+            row.append(" ".join(f"{n:>{d}}" for n, d in zip(counts[place], digits, strict=True)))
         table.add_row(*row)
     console.print(table)
+    classes = data.dataset.classes
+    if counts is not None and classes is not None and len(classes) <= 20:
+        console.print(f"classes: {escape(', '.join(classes))}", highlight=False)
     if len(shown) < len(data.clients()):
         console.print(f"... and {len(data.clients()) - len(shown):,} more clients")
     for text in data.dataset.notes:

@@ -1,6 +1,5 @@
 """`ssfl reproduce`: the paper's experiments, one command each."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +70,7 @@ def reproduce(
     """
     from ssfl.commands.console import errors, say
     from ssfl.errors import ConfigError
+    from ssfl.interrupts import sigterm_is_ctrl_c
     from ssfl.reproduce import reproduce as run_study
     from ssfl.reproduce.estimate import parse_duration
     from ssfl.reproduce.pages import collect as gather
@@ -91,7 +91,7 @@ def reproduce(
     assert study is not None
     out = out or Path("results")
     terminal = Terminal()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    sigterm_is_ctrl_c()
     try:
         result = run_study(
             study,

@@ -1,6 +1,5 @@
 """`ssfl train`: run an experiment, or go on with one."""
 
-import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,8 +41,14 @@ def train(
     from ssfl.config import load_config
     from ssfl.display import Bars
     from ssfl.errors import ConfigError
+    from ssfl.interrupts import sigterm_is_ctrl_c
     from ssfl.report import write_report
 
+    if comm == "flower":
+        raise ConfigError(
+            "Flower is for sites, each with a process of its own: start with `ssfl certs` and "
+            "`ssfl serve` (docs/deploying.md)"
+        )
     if join(comm) is not None:  # an MPI rank other than the first: its work is done
         return
     if (recipe is None) == (resume is None):
@@ -64,7 +69,7 @@ def train(
         settings.append(f"device.workers={workers}")
     if gpus_per_worker is not None:
         settings.append(f"device.gpus_per_worker={gpus_per_worker}")
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    sigterm_is_ctrl_c()
     display = Bars(console)
     with stop_gracefully(display):
         if resume is not None:
@@ -89,14 +94,16 @@ FIGURES = {
 
 
 def show_final(final: dict[str, Any]) -> None:
-    """The last figures as a table, with the baselines where they were measured."""
+    """The last figures as a table, with the baselines where they were measured; a coordinator,
+    who has no images, has the mean of what its sites measured."""
     from rich.table import Table
 
     from ssfl.commands.console import console
     from ssfl.display import several
+    from ssfl.tracking import client_mean
 
-    rounds = several(final["rounds"], "round")
-    table = Table(title=f"after {rounds}, {final.get('seconds', 0):.0f} s")
+    after = f"after {several(final['rounds'], 'round')}, {final.get('seconds', 0):.0f} s"
+    table = Table(title=after)
     table.add_column("accuracy", justify="left")
     for column in ("raw pixels", "untrained", "trained"):
         table.add_column(column, justify="right")
@@ -106,13 +113,17 @@ def show_final(final: dict[str, Any]) -> None:
             table.add_row(label, *("" if v is None else f"{v:.3f}" for v in values))
     if table.row_count:
         console.print(table)
-    health = [
-        f"{label} {final[key]:.{digits}f}"
-        for key, label, digits in (
-            ("loss", "loss", 4),
-            ("std_ratio", "feature spread", 3),
-            ("effective_rank", "effective rank", 1),
-        )
-        if final.get(key) is not None
-    ]
-    console.print("  ".join(health), highlight=False)
+    else:
+        console.print(after, highlight=False)
+    figures, mean = [], ""
+    for key, label, digits in (
+        ("loss", "loss", 4),
+        ("std_ratio", "feature spread", 3),
+        ("effective_rank", "effective rank", 1),
+    ):
+        value = final.get(key)
+        if value is None and (value := client_mean(final, key)) is not None:
+            mean = " (mean over clients)"
+        if value is not None:
+            figures.append(f"{label} {value:.{digits}f}")
+    console.print("  ".join(figures) + mean, highlight=False)

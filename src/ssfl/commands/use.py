@@ -14,6 +14,9 @@ Client = Annotated[
     int | None, typer.Option(help="This client's encoder, in place of the shared one.")
 ]
 Files = Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")]
+Skip = Annotated[
+    bool, typer.Option("--skip-broken", help="Leave out images that cannot be read, and say so.")
+]
 
 
 def export(
@@ -40,6 +43,7 @@ def embed(
     images: Files,
     out: Annotated[Path, typer.Option("--out", "-o", help="features.npy or features.parquet.")],
     client: Client = None,
+    skip_broken: Skip = False,
 ) -> None:
     """Turn images into features. Beside NAME.npy, the images' names go into NAME.files.csv.
 
@@ -54,7 +58,8 @@ def embed(
     if out.suffix == ".parquet":
         _need_pyarrow()
     files = find_images(images)
-    features = _features(run, client, files)
+    features, broken = _features(run, client, files, skip_broken)
+    files = [file for file in files if file not in broken]
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix == ".npy":
         import numpy as np
@@ -72,10 +77,12 @@ def classify(
     run: Source,
     images: Files,
     labels: Annotated[
-        Path, typer.Option(help="A CSV of file,label for a few images; paths from it or from here.")
+        Path,
+        typer.Option(help="A CSV of file,label for a few images; paths from it, here or IMAGES."),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV here.")] = None,
     client: Client = None,
+    skip_broken: Skip = False,
 ) -> None:
     """Classify images, given the labels of a few: a linear classifier on the encoder's features.
 
@@ -85,9 +92,12 @@ def classify(
     from ssfl.use import find_images, fit_classifier
     from ssfl.use.classify import read_labels
 
-    shown, names = read_labels(labels)
     files = find_images(images)
-    features = _features(run, client, [*shown, *files])
+    shown, names = read_labels(labels, [folder for folder in images if folder.is_dir()])
+    features, broken = _features(run, client, [*shown, *files], skip_broken)
+    known = [pair for pair in zip(shown, names, strict=True) if pair[0] not in broken]
+    shown, names = [file for file, _ in known], [name for _, name in known]
+    files = [file for file in files if file not in broken]
     classifier = fit_classifier(features[: len(shown)], names)
     chances = classifier.probabilities(features[len(shown) :])
     best, which = chances.max(1)
@@ -117,7 +127,10 @@ def classify(
     )
 
 
-def _features(source: Path, client: int | None, files: list[Path]) -> "Tensor":
+def _features(
+    source: Path, client: int | None, files: list[Path], skip_broken: bool
+) -> tuple["Tensor", set[Path]]:
+    """Features of the files, but for those that were left out because they cannot be read."""
     from rich.progress import Progress
 
     from ssfl.commands.console import errors
@@ -128,7 +141,15 @@ def _features(source: Path, client: int | None, files: list[Path]) -> "Tensor":
     encoder = load_encoder(source, client).to(pick_device("auto"))
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("images", total=len(files))
-        return through(encoder, files, progress=lambda n: progress.advance(task, n))
+        broken: list[Path] | None = [] if skip_broken else None
+        features = through(
+            encoder, files, progress=lambda n: progress.advance(task, n), broken=broken
+        )
+    for file in broken or ():
+        errors.print(
+            f"left out, cannot be read: {file}", markup=False, highlight=False, soft_wrap=True
+        )
+    return features, set(broken or ())
 
 
 def _need_pyarrow() -> None:

@@ -118,7 +118,9 @@ def _labels(data: FederatedData, counts: NDArray[np.int64], path: Path) -> None:
         _name_classes(axes, data, classes)
         axes.set_title(f"{data.dataset.name}: labels per client")
         more = "max" if counts.max() > top else "neither"
-        bar = axes.figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, extend=more)
+        bar = axes.figure.colorbar(
+            image, ax=axes, pad=0.02, fraction=0.05, extend=more, format="{x:,.0f}"
+        )
         bar.outline.set_visible(False)
         bar.set_label("training images")
 

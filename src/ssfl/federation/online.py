@@ -5,6 +5,7 @@ Personal: every client judges its own encoder on its own test images and sends t
 labels are known, health figures alone.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,7 +39,11 @@ class OnlineEvaluation:
 
     def measure(self) -> Figures:
         """Global and per-client figures of the models as they are now."""
-        return self.shared(self._server.theta) | self._personal()
+        figures = self.shared(self._server.theta) | self._personal()
+        if len(self._data.dataset.train) == 0:  # the images are at sites, and so is the evidence
+            width = self._trainer.models.global_.method.backbone.features
+            figures |= _clients_trouble(figures.get("clients", {}), width)
+        return figures
 
     def baselines(self) -> Figures:
         """The same kNN on raw pixels and with the untrained encoder."""
@@ -129,6 +134,24 @@ def _health_row(found: Health) -> Figures:
     row: Figures = dict(on_record(found))
     warning = trouble(found)
     return row | ({"warning": warning} if warning else {})
+
+
+def _clients_trouble(clients: Mapping[str, Mapping[str, float]], width: int) -> Figures:
+    """A warning where clients' own encoders look collapsed, by what they say of them."""
+    needed = ("std_ratio", "effective_rank", "uniformity")
+    told = {}
+    for who, sent in clients.items():
+        if all(name in sent for name in needed):
+            ratio, rank, uniformity = (sent[name] for name in needed)
+            share = sent.get("epsilon_share")
+            found = Health(ratio, ratio, rank, uniformity, epsilon_share=share, dimensions=width)
+            if warning := trouble(found):
+                told[who] = warning
+    if not told:
+        return {}
+    first, warning = next(iter(told.items()))
+    more = f" ({len(told)} of {len(clients)} clients are in trouble)" if len(told) > 1 else ""
+    return {"warning": f"client {first}: {warning}{more}"}
 
 
 def _as_features(pixels: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from ssfl.algorithms.learner import Learner
 from ssfl.algorithms.options import LocalOptions
 from ssfl.data.images import Images
 from ssfl.data.views import Views
+from ssfl.errors import ConfigError
 from ssfl.evaluation.features import extract
 from ssfl.federation.drift import Drift
 from ssfl.federation.engine import Engine
@@ -219,6 +220,11 @@ class Trainer:
                 learner.share, learner.last = share, last
             batches = self._batches(index[:, part], uniforms[:, :, part])
             values = self.algorithm.step(self.models, *batches)
+            if not isinstance(values, tuple) or len(values) != len(totals):
+                raise ConfigError(
+                    "an algorithm's step must return a tuple, with a tensor for each of its "
+                    f"metrics ({', '.join(self.algorithm.metrics)})"
+                )
             totals += torch.stack([value.float() for value in values]) * share
         return totals
 

@@ -19,6 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from ssfl.errors import ConfigError
 from ssfl.models.norm import BatchNorm, GroupNorm
 
 
@@ -174,7 +175,10 @@ def _kinds(module: nn.Module, home: tuple[str, ...]) -> dict[str, Kind]:
             kinds[name] = Kind.WEIGHT
     for name, buffer in module.named_buffers():
         if not buffer.is_floating_point():
-            raise TypeError(f"buffer '{name}' is {buffer.dtype}: a flat model holds floats only")
+            raise ConfigError(
+                f"the model's buffer {name} is {buffer.dtype}, and a model is a vector of floats: "
+                "take BatchNorm of ssfl.models.norm in place of torch's, which counts batches"
+            )
         kinds[name] = Kind.STATISTIC
     for name in kinds:
         if name.startswith(home) and home:

@@ -5,6 +5,7 @@ encoders are the same tensors (Global-SSFL: all of them) share one forward pass.
 """
 
 from collections.abc import Callable
+from shlex import quote
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class Bench:
             raise ConfigError(
                 f"the images of {run.path} are at its sites: ask there, of the run in a site's "
                 "folder; what the sites have measured is on the page that "
-                f"`ssfl report {run.path}` writes"
+                f"`ssfl report {quote(str(run.path))}` writes"
             )
         self._host = build_host(run.config, self.data, run.store)
         self.trainer = self._host.trainer

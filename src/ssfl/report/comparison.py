@@ -44,8 +44,9 @@ def write_comparison(runs: Sequence[Run | str | Path], out: str | Path) -> list[
 
 
 def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
-    """Figures, then settings that differ, a column for each run."""
-    blocks = []
+    """What the runs were, figures, then settings that differ, a column for each run."""
+    pairs = zip(names, records, strict=True)
+    blocks = ["".join(f"- {name}: {_about(record)}\n" for name, record in pairs)]
     tables = [(heading, rows) for heading, rows in _figures(records) if rows]
     tables.append(("Settings that differ", _differences(records)))
     for heading, rows in tables:
@@ -53,7 +54,23 @@ def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
             lines = [["", *names], ["---", *["---:"] * len(names)], *rows]
             table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
             blocks.append(f"**{heading}**\n\n{table}\n")
-    return "\n".join(blocks)
+    return "\n".join([*blocks, f"{_NOTE}\n"])
+
+
+_NOTE = (
+    "The figure, ± the half-width of its 95 % interval. Means over clients are plain, as in the "
+    "paper; figures are of each run's last round."
+)
+
+
+def _about(record: Record) -> str:
+    """A run in a line."""
+    config, spent = record.run.config, sum(row.get("seconds") or 0 for row in record.rounds)
+    return (
+        f"{named(config.algorithm.name)} with {named(config.ssl.method)} on "
+        f"{named(record.facts['data'])}, {record.clients:,} clients, "
+        f"{rounds(record)} in {duration(spent)}"
+    )
 
 
 def _page(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
@@ -62,10 +79,7 @@ def _page(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
         for heading, rows in _figures(records)
         if rows
     ]
-    note = (
-        '<p class="lead">The figure, ± the half-width of its 95 % interval. Means over clients are '
-        "plain, as in the paper; figures are of each run's last round.</p>"
-    )
+    note = f'<p class="lead">{_NOTE}</p>'
     differences = _differences(records)
     body = (
         '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
@@ -85,17 +99,11 @@ def _page(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
 def _runs(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
     items = []
     for i, (record, name) in enumerate(zip(records, names, strict=True)):
-        config, page = record.run.config, record.run.path / "report.html"
+        page = record.run.path / "report.html"
         text = escape(name)
         if page.exists():
             text = f'<a href="{escape(os.path.relpath(page, folder))}">{text}</a>'
-        spent = sum(row.get("seconds") or 0 for row in record.rounds)
-        about = (
-            f"{named(config.algorithm.name)} with {named(config.ssl.method)} on "
-            f"{named(record.facts['data'])}, {record.clients:,} clients, "
-            f"{rounds(record)} in {duration(spent)}"
-        )
-        items.append(f'<li><i class="c{i % 10}"></i>{text}: {escape(about)}</li>')
+        items.append(f'<li><i class="c{i % 10}"></i>{text}: {escape(_about(record))}</li>')
     return f'<ul class="legend runs">{"".join(items)}</ul>'
 
 

@@ -3,6 +3,7 @@ out; all text from outside is escaped here."""
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
@@ -20,6 +21,11 @@ def page(title: str, body: str) -> str:
     template = Template((folder / "page.html").read_text(encoding="utf-8"))
     style = (folder / "page.css").read_text(encoding="utf-8")
     return template.substitute(title=escape(title), style=style, body=body)
+
+
+def prose(text: str) -> str:
+    """Text as HTML: what stands between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def section(id_: str, title: str, *content: str, intro: str = "") -> str:

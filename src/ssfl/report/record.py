@@ -10,7 +10,7 @@ from ssfl.federation.checkpoint import latest_checkpoint
 from ssfl.paper import PaperFigures
 from ssfl.protocols.scores import Evaluation, Score, load_evaluation, over_clients
 from ssfl.run import Run
-from ssfl.tracking import Row
+from ssfl.tracking import Row, client_mean
 
 ONLINE = {"knn_global": "global_knn", "knn_mean": "personal_knn"}
 """Figures measured beside the training, by the names of the evaluation after it."""
@@ -91,6 +91,9 @@ class Record:
 
     @property
     def name(self) -> str:
+        """The run directory's; of a site's run that is a long number, so what was agreed on."""
+        if self.run.config.here is not None:
+            return self.run.config.name
         return self.run.path.resolve().name or self.run.config.name
 
     @cached_property
@@ -102,6 +105,16 @@ class Record:
         rows, shift = (self.rounds, 1) if kind == "round" else (self.evaluations, 0)
         found = [(row["round"] + shift, row.get(figure)) for row in rows]
         return [(x, float(y)) for x, y in found if y is not None]
+
+    def health(self, row: Row, figure: str) -> float | None:
+        """A health figure of Θ; where the images are at sites, the mean of what clients sent."""
+        found = client_mean(row, figure) if self.at_sites else row.get(figure)
+        return None if found is None else float(found)
+
+    def health_curve(self, figure: str) -> list[tuple[float, float]]:
+        """A health figure against the number of rounds done."""
+        found = [(row["round"], self.health(row, figure)) for row in self.evaluations]
+        return [(x, y) for x, y in found if y is not None]
 
     @cached_property
     def scores(self) -> list[Score]:

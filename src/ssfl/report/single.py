@@ -71,7 +71,7 @@ def _header(record: Record, sections: list[str], missing: str) -> str:
     ]
     nav = "".join(f'<a href="#{id_}">{title}</a>' for id_, title in links)
     notes = [*record.facts.get("notes", ()), record.last.get("warning"), missing]
-    warnings = "".join(f'<p class="warning">{escape(note)}</p>' for note in notes if note)
+    warnings = "".join(f'<p class="warning">{parts.prose(note)}</p>' for note in notes if note)
     return (
         '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
         f"<h1>{escape(record.name)}</h1>"
@@ -90,11 +90,12 @@ def _tiles(record: Record) -> str:
         ("global_knn", "kNN accuracy of the shared encoder"),
     )
     items += [(percent(by_name[n].value), what) for n, what in wanted if n in by_name][:3]
-    rank = record.last.get("effective_rank")
+    rank, spread = (record.health(record.last, name) for name in ("effective_rank", "std_ratio"))
+    mean = ", mean over clients" if record.at_sites else ""
     if rank is not None and len(items) < 3:
-        items.append((plain(rank), "dimensions in use (effective rank)"))
-    if not by_name and record.last.get("std_ratio") is not None:
-        items.append((plain(record.last["std_ratio"]), "feature spread, 1 being even"))
+        items.append((plain(rank), f"dimensions in use (effective rank){mean}"))
+    if not by_name and spread is not None:
+        items.append((plain(spread), f"feature spread, 1 being even{mean}"))
     items.append((f"{record.clients:,}", "clients"))
     items.append((f"{record.done:,}", "rounds"))
     rate = record.images_per_second
@@ -113,10 +114,11 @@ def _curves(record: Record) -> str:
         ("epsilon_share", "Lost to ε", "What the worst batch norm loses to its ε; 0 is nothing."),
     )
     for name, title, note in health:
-        points = record.curve("evaluation", name)
+        points = record.health_curve(name)
         if points:
             drawing = line_chart([Series(title, points, 2)], title)
-            figures.append(parts.figure(name, title, drawing, note=note))
+            mean = " Mean over clients." if record.at_sites else ""
+            figures.append(parts.figure(name, title, drawing, note=note + mean))
     return parts.section("curves", "How it went", parts.grid(*figures))
 
 
@@ -198,7 +200,7 @@ def _results(record: Record) -> str:
         note += f" Paper: {record.paper.table}."
     if record.evaluation is None:
         note += " `ssfl evaluate` adds linear figures, `--all` the semi-supervised ones."
-    lead = f'<p class="lead">{escape(note)}</p>'
+    lead = f'<p class="lead">{parts.prose(note)}</p>'
     return parts.section("results", "Results", *tables, lead)
 
 
@@ -225,19 +227,20 @@ def _health_table(record: Record) -> str:
         "epsilon_share": "Lost to ε: what the worst batch norm fails to normalise, 0 to 1",
     }
     first, last = (record.evaluations[0] if record.evaluations else {}), record.last
-    rows = [
-        [title, plain(first[name]), plain(last[name])]
-        for name, title in names.items()
-        if first.get(name) is not None and last.get(name) is not None
-    ]
+    rows = []
+    for name, title in names.items():
+        then, now = record.health(first, name), record.health(last, name)
+        if then is not None and now is not None:
+            rows.append([title, plain(then), plain(now)])
     if not rows:
         return ""
+    whose = " Figures are means over clients, as their sites sent them." if record.at_sites else ""
     return parts.section(
         "results",
         "Results",
         parts.table(["", "first", "last"], rows, strong=2),
         intro="There are no labels to measure accuracy with. Of two healthy runs, the one with the "
-        "higher effective rank is usually the better one.",
+        "higher effective rank is usually the better one." + whose,
     )
 
 

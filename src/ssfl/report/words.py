@@ -123,9 +123,11 @@ def _outcome(record: Record) -> str:
             continue
         start = f", from {percent(before)} before training" if before is not None else ""
         return f"In the end kNN accuracy is {percent(after)} with {what}{start}."
-    rank = record.last.get("effective_rank")
+    rank, spread = (record.health(record.last, name) for name in ("effective_rank", "std_ratio"))
     if rank is None:
         return ""
-    spread = record.last.get("std_ratio")
     even = f" and their spread is {plain(spread)} of the ideal" if spread is not None else ""
-    return f"There are no labels to test with; the features use {plain(rank)} dimensions{even}."
+    mean = ", in the mean over clients" if record.at_sites else ""
+    return (
+        f"There are no labels to test with; the features use {plain(rank)} dimensions{even}{mean}."
+    )

@@ -62,11 +62,12 @@ def _body(found: StudyResult, folder: Path, prefix: str) -> list[str]:
             parts.append(f"**Changed in every run:** {', '.join(f'`{s}`' for s in common)}.")
         parts.append(table(rows, found.study, common))
         brackets = any(set(row.beyond) - set(common) for row in rows)
+        bands = any(len(row.seeds) > 1 for row in rows)
         parts.append(
             "Figures of the last round, never the best; ± is the standard deviation over seeds, "
             "*over clients* that between clients of a run."
-            + " Settings in brackets were in the place of the study's."
-            * brackets
+            + " Bands around curves span the seeds." * bands
+            + " Settings in brackets were in the place of the study's." * brackets
         )
     for arm, part in found.partitions.items():
         sizes = part.sizes

@@ -5,6 +5,7 @@ for every encoder.
 """
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,10 +63,10 @@ def _cross_validate(features: Tensor, targets: Tensor, classes: int) -> float | 
     return right / len(targets)
 
 
-def read_labels(path: Path) -> tuple[list[Path], list[str]]:
+def read_labels(path: Path, folders: Sequence[Path] = ()) -> tuple[list[Path], list[str]]:
     """Image files and their labels from a CSV of `file,label` (a header line is optional).
 
-    Files are looked for beside the CSV first, then from the working directory.
+    Files are looked for beside the CSV first, then from the working directory, then in `folders`.
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}")
@@ -83,10 +84,11 @@ def read_labels(path: Path) -> tuple[list[Path], list[str]]:
         name, label = row[0].strip(), row[1].strip()
         if number == 1 and label.lower() in ("label", "class"):
             continue
-        beside = path.parent / name
-        found = beside if beside.is_file() else Path(name)
-        if not found.is_file():
-            raise DataError(f"{path}, line {number}: there is no image {name} beside it or here")
+        places = [path.parent / name, Path(name), *(folder / name for folder in folders)]
+        found = next((place for place in places if place.is_file()), None)
+        if found is None:
+            among = ", ".join(["beside it", "here", *map(str, folders)])
+            raise DataError(f"{path}, line {number}: there is no image {name} (looked {among})")
         files.append(found)
         labels.append(label)
     if not files:

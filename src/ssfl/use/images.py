@@ -18,7 +18,7 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+            inside = sorted(p for p in path.rglob("*") if _is_image(p, path))
             if not inside:
                 raise DataError(f"there are no images under {path}")
             found += inside
@@ -31,15 +31,26 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     return found
 
 
-def read_images(paths: Sequence[Path], encoder: Encoder) -> Tensor:
+def _is_image(path: Path, folder: Path) -> bool:
+    """Whether it is a file that the folder source would read: hidden ones are not meant."""
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return path.suffix.lower() in SUFFIXES and not hidden and path.is_file()
+
+
+def read_images(
+    paths: Sequence[Path], encoder: Encoder, broken: list[Path] | None = None
+) -> Tensor:
     """uint8 N×C×H×W in the encoder's size and channels, cropped or squashed as those that it was
-    trained on; a file that cannot be read is an error."""
+    trained on. A file that cannot be read is an error; or, given a list, is left out and put
+    there."""
     read = decode(paths, encoder.image_size, encoder.fit)
-    if read.broken:
+    if read.broken and broken is None:
         raise DataError(
-            f"{len(read.broken):,} of {len(paths):,} images could not be read: leave them out; "
-            f"{first_broken(read.broken)}"
+            f"{len(read.broken):,} of {len(paths):,} images could not be read: leave them out "
+            f"(--skip-broken); {first_broken(read.broken)}"
         )
+    if broken is not None:
+        broken += [path for path, _ in read.broken]
     if encoder.mean.shape[1] == 1:
         grey = read.pixels.float().mul(torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1))
         return grey.sum(1, keepdim=True).round().to(torch.uint8)
@@ -52,8 +63,10 @@ def embed(
     *,
     batch: int = 256,
     progress: Callable[[int], None] | None = None,
+    broken: list[Path] | None = None,
 ) -> Tensor:
-    """Features (N, d) on the CPU, of uint8 images or of image files, in order."""
+    """Features (N, d) on the CPU, of uint8 images or of image files, in order. Files that cannot
+    be read are an error; or, given a list, are left out and put there."""
     device = encoder.mean.device
     if isinstance(images, Tensor):
         return extract(encoder, images, _as_is, device=device, batch=batch, progress=progress).cpu()
@@ -62,10 +75,14 @@ def embed(
         raise DataError("no images were named: give files or folders")
     parts = []
     for start in range(0, len(files), batch):  # decoded in step: a folder may not fit in memory
-        pixels = read_images(files[start : start + batch], encoder)
-        parts.append(extract(encoder, pixels, _as_is, device=device, batch=batch).cpu())
+        some = files[start : start + batch]
+        pixels = read_images(some, encoder, broken)
+        if len(pixels):
+            parts.append(extract(encoder, pixels, _as_is, device=device, batch=batch).cpu())
         if progress is not None:
-            progress(len(pixels))
+            progress(len(some))
+    if not parts:
+        raise DataError(f"none of the {len(files):,} images could be read")
     return torch.cat(parts)
 
 

@@ -10,6 +10,7 @@ flower/       logs
 import json
 import logging
 import re
+import socket
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +50,8 @@ PATIENCE = 600.0
 """Seconds without a word from the coordinator after which a lost connection is given up."""
 RETRY = 2.0
 """Seconds between two attempts to connect."""
+REACH = 5.0
+"""Seconds after which nobody is taken to listen."""
 
 
 class SiteOptions(HereOptions):
@@ -185,18 +188,21 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
     local = _reached(hosts, config)
     answers = SiteAnswers(local, shared_recipe(config), SiteKeeper(folder, config, hosts))
     known_as = folder / "flower" / "node"
-    heard = time.monotonic()
+    heard, said = time.monotonic(), ""
 
     def answer(message: "Message") -> "Message":
-        nonlocal heard
-        heard = time.monotonic()
+        nonlocal heard, said
+        heard, said = time.monotonic(), ""
         known_as.write_text(str(message.metadata.dst_node_id))
         return answers(message)
 
     try:
         with _alone(folder):
-            who = ", ".join(map(str, local.clients()))
-            log.info("clients %s are here; the coordinator is asked at %s", who, options.server)
+            ids = local.clients()
+            who = f"client {ids[0]} is" if len(ids) == 1 else f"clients {_listed(ids)} are"
+            log.info("%s here; the coordinator is asked at %s", who, options.server)
+            if trouble := unreachable(options.server):
+                log.warning("%s (trying on)", trouble)
             while True:
                 if known_as.exists():
                     node = int(known_as.read_text())
@@ -204,7 +210,9 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
                 lost = _take_part(folder, options, answer)
                 if time.monotonic() - heard > PATIENCE:
                     raise lost
-                log.warning("%s; trying again", lost)
+                if str(lost) != said:  # once, not every few seconds
+                    log.warning("%s (trying on)", lost)
+                    said = str(lost)
                 time.sleep(RETRY)
     finally:
         local.close()
@@ -219,11 +227,45 @@ def _take_part(
     try:
         with supernode(folder, options) as (child, address, secret):
             answer_messages(address, secret, answer, child.ended)
-            return FederationError(
-                f"the connection to {options.server} ended ({child.log}): {child.last_words()}"
-            )
+            return FederationError(why_it_ended(folder, options.server, child))
     except FederationError as error:
         return error
+
+
+def unreachable(server: str) -> str:
+    """What is to be said if nobody listens at `host:port`; nothing if somebody does."""
+    host, _, port = server.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH).close()
+    except OSError as error:
+        why = error.strerror or str(error)
+        return f"nobody answers at {server} ({why}): is the coordinator up, and this its address?"
+    return ""
+
+
+def why_it_ended(folder: Path, server: str, child: Child) -> str:
+    """A SuperNode's last words, in ours where they are those of the usual mistakes."""
+    words = child.last_words()
+    if "certificate verify failed" in words and "mismatch" in words:
+        return (
+            f"the certificate at {server} is for other addresses: the coordinator makes one for "
+            "this by `ssfl certs --host`"
+        )
+    if "certificate verify failed" in words:
+        return (
+            f"the certificate at {server} is not of the authority in {folder / 'ca.pem'}: ask the "
+            "coordinator for the federation's ca.pem"
+        )
+    if "Failed to activate SuperNode" in words:
+        return (
+            f"the coordinator at {server} does not know this site's key yet: it must have "
+            f"{folder / 'site.pub'} in its keys/sites"
+        )
+    return f"the connection to {server} ended ({child.log}): {words}"
+
+
+def _listed(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids))
 
 
 @contextmanager

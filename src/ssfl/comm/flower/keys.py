@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -74,8 +75,8 @@ def make_site_key(folder: Path) -> Path:
     if private.exists():
         raise ConfigError(
             f"{private} exists already, and a new key would lock this site out: change what is in "
-            f"{folder / 'site.toml'}, start with other images by `ssfl site start {folder} --data "
-            "FOLDER`, or make the site in another folder"
+            f"{folder / 'site.toml'}, start with other images by `ssfl site start "
+            f"{quote(str(folder))} --data FOLDER`, or make the site in another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
     key = _new_key()
