@@ -74,7 +74,8 @@ class Trainer:
             if local.batch_norm == "fedbn"
             else None
         )
-        self._drift = Drift(local, self.models)
+        self._own_norms = None if self._norms is None else self._norms[: self.layout.trainable]
+        self._drift = Drift(local, self.models, self._own_norms)
         self._frozen = False
         self._make_views = engine.compiled(views)
         self._step = engine.step(self._one_step)
@@ -279,10 +280,12 @@ class Trainer:
 
     def _put_back(self, state: ClientState) -> None:
         """What of Θ_k never left the client: its home part and, with FedBN, its norms."""
-        flat = self.models.global_.flat
+        flat, received = self.models.global_.flat, self.models.received
         flat.home.copy_(self._new_home if state.home is None else state.home)
         if self._norms is not None and state.norms is not None:
             flat.shared[self._norms] = state.norms
+            if self._anchored and self._own_norms is not None:  # nor is it held to the server's
+                received.copy_(torch.where(self._own_norms, flat.trainable, received))
 
     def _delta(self, theta: Tensor) -> Tensor:
         delta = torch.sub(self.models.global_.flat.shared, theta, out=self._spares.take(theta))
