@@ -334,6 +334,28 @@ def test_scaffolds_control_variate_is_the_mean_gradient_though_a_client_starts_b
     torch.testing.assert_close(result.state.control, gradient, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("algorithm", ["global-ssfl", "per-ssfl"])
+def test_a_client_that_comes_late_or_again_is_at_the_experiments_progress_from_its_first_step(
+    build: Callable[..., Host], algorithm: str
+) -> None:
+    """SwAV's prototypes are frozen for the first tenth: this client makes one step in a round."""
+    host = build(
+        ssl={"method": "swav", "projector_width": 16, "prototypes": 8, "freeze_share": 0.1},
+        algorithm={"name": algorithm},
+    )
+    known = run(host, 1, progress=0.0).state
+    for state in (ClientState(), known):
+        for progress, moves in ((0.05, False), (0.5, True)):
+            result = run(host, 1, state, progress=progress)
+            assert result.steps == 1
+            models = [host.trainer.models.global_, host.trainer.models.personal]
+            for model in filter(None, models):
+                gradient = model.momentum  # of the one step, and of weight decay
+                frozen = model.flat.layout.tensors(gradient)["prototypes"]
+                pull = 5e-4 * frozen.numel() ** 0.5
+                assert (float(frozen.norm()) > 10 * pull) == moves
+
+
 def test_frozen_statistics_are_what_a_plain_loop_does_with_its_backbone_norms_in_eval_mode(
     build: Callable[..., Host],
 ) -> None:

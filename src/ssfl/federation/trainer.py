@@ -173,7 +173,7 @@ class Trainer:
         """A few plain SGD steps on the client's own images, as the algorithm has it."""
         learner, algorithm = self.models.global_, self.algorithm
         self._freeze(task)
-        learner.progress.fill_(task.progress)
+        learner.stand_at(task.progress)
         draws = torch_generator(
             self.seed, "adapt-views", task.round, client, device=self.engine.device
         )
@@ -261,7 +261,7 @@ class Trainer:
                 models.personal.flat.vector.copy_(models.global_.flat.vector)
         for learner in filter(None, (models.global_, models.personal)):
             learner.rate.fill_(task.rate)
-            learner.progress.fill_(task.progress)
+            learner.stand_at(task.progress)
         self._drift.begin(client, task, state)
         return memory
 
