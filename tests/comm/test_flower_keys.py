@@ -22,6 +22,7 @@ from ssfl.comm.flower.host import SiteKeeper, SiteOptions, build_hosts, init_sit
 from ssfl.comm.flower.keys import make_authority, make_site_key, server_names
 from ssfl.comm.flower.runtime import Link
 from ssfl.comm.flower.serve import Door, ServeOptions, check_keys, read_settings, write_settings
+from ssfl.comm.local import LocalCommunicator
 from ssfl.config import parse
 from ssfl.data.here import HereOptions
 from ssfl.errors import ConfigError, FederationError
@@ -265,3 +266,31 @@ def test_no_run_finds_anothers_states_and_a_server_that_went_back_finds_the_past
     keeper.prepare(task(2))
     assert value(2) == 1.0
     assert value(4) == 1.0  # what had come after is forgotten
+
+
+def test_a_client_that_is_late_leaves_nothing_in_the_run_that_has_begun_meanwhile(keys, tmp_path):
+    _, config = load_site(a_site(keys, tmp_path / "site"))
+    hosts = build_hosts(config)
+    keeper, local = SiteKeeper(tmp_path / "site", config, hosts), LocalCommunicator(hosts)
+    go_on = threading.Event()
+
+    class Patient(threading.Event):
+        """Asked at every step whether to stop, it takes its time."""
+
+        def is_set(self):
+            go_on.wait()
+            return False
+
+    hosts[0].trainer.stop = Patient()
+    layout = hosts[0].trainer.layout
+    task = Task(TaskKind.TRAIN, 5, torch.zeros(layout.shared), layout.digest, rate=0.1)
+    keeper.begin("a" * 16)
+    keeper.prepare(task)
+    (reply,) = local.exchange(task, [1], 0.0)
+    assert reply.failure is not None
+    old = hosts[0].store
+    keeper.begin("b" * 16)
+    go_on.set()
+    local.close()  # waits for it
+    assert old.get(1, before=6).personal is not None
+    assert hosts[0].store.clients() == []
