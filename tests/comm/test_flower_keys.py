@@ -28,6 +28,7 @@ from ssfl.data.here import HereOptions
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.messages import Task, TaskKind
 from ssfl.federation.state import ClientState
+from ssfl.run import Run
 
 CONFIG = parse(
     {
@@ -294,3 +295,25 @@ def test_a_client_that_is_late_leaves_nothing_in_the_run_that_has_begun_meanwhil
     local.close()  # waits for it
     assert old.get(1, before=6).personal is not None
     assert hosts[0].store.clients() == []
+
+
+def test_a_site_has_the_encoder_of_a_server_that_went_back_not_of_the_future_it_had_seen(
+    keys, tmp_path
+):
+    _, config = load_site(a_site(keys, tmp_path / "site"))
+    hosts = build_hosts(config)
+    keeper, layout = SiteKeeper(tmp_path / "site", config, hosts), hosts[0].trainer.layout
+
+    def judged(round_, value):
+        theta = torch.full((layout.shared,), value)
+        keeper.prepare(task := Task(TaskKind.EVALUATE, round_, theta, layout.digest))
+        keeper.keep(task)
+        encoder = Run(tmp_path / "site" / "runs" / ("a" * 16)).global_encoder()
+        assert all(weight.eq(value).all() for weight in encoder.backbone.parameters())
+
+    for rounds in ((10, 20, 30), (15, 20)):
+        keeper.begin("a" * 16)
+        for round_ in rounds:
+            judged(round_, float(round_ + len(rounds)))
+    saved = sorted(path.name for path in (tmp_path / "site" / "runs").rglob("checkpoints/*"))
+    assert saved == ["round-000015.safetensors", "round-000020.safetensors"]
