@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 
 import pytest
 import torch
@@ -9,12 +10,13 @@ import torch
 flwr = pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
+from flwr.common.serde import message_to_proto  # noqa: E402
 from pretend_grid import PretendGrid  # noqa: E402
 
 from ssfl.comm.flower import communicator as communicator_module  # noqa: E402
 from ssfl.comm.flower.communicator import FlowerCommunicator  # noqa: E402
 from ssfl.comm.flower.link import Gate  # noqa: E402
-from ssfl.comm.flower.records import write_replies, write_roll_call  # noqa: E402
+from ssfl.comm.flower.records import write_orders, write_replies, write_roll_call  # noqa: E402
 from ssfl.comm.flower.site import SiteAnswers, compare  # noqa: E402
 from ssfl.errors import FederationError  # noqa: E402
 from ssfl.federation.messages import Failure, Joint, Reason, Reply, Task, TaskKind  # noqa: E402
@@ -266,6 +268,19 @@ def test_an_unforeseen_error_is_answered_and_the_site_stays_up(caplog):
     assert replies[0].failure == Failure(Reason.ERROR, "site 1: KeyError: 4")
     assert replies[1].failure is None
     assert "KeyError" in caplog.text  # with its traceback, at the site
+
+
+@pytest.mark.parametrize("kind", [FederationError, OSError])
+def test_an_error_that_names_a_file_whose_name_is_no_text_is_answered(kind):
+    class Unlucky(Echo):
+        def exchange(self, task, clients, deadline=None):
+            raise kind("no " + os.fsdecode(b"/data/caf\xe9"))
+
+    (order,) = write_orders(a_task(), [[0]], None)
+    grid = PretendGrid(n1=site(local=Unlucky(0)))
+    (key,) = grid.push_messages([Message(order, 1, "train")])
+    (answer,) = grid.pull_messages([key])
+    assert message_to_proto(answer).error.reason.endswith("no /data/caf?")
 
 
 def test_a_message_that_is_no_order_is_answered_and_the_site_stays_up():
