@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import ssfl.assemble
@@ -546,6 +547,17 @@ def test_a_runs_encoders_give_the_features_that_the_evaluation_used(
         torch.testing.assert_close(encoder(test_set.pixels[held]), queries, **close)
     as_floats = run.global_encoder()(test_set.pixels.float() / 255)
     torch.testing.assert_close(as_floats, of_theta, **close)
+
+
+def test_a_test_set_of_one_image_ends_no_run(tmp_path: Path) -> None:
+    for number in range(9):
+        image = Image.new("RGB", (16, 16), (20 * number, 100, 200))
+        (tmp_path / "images").mkdir(exist_ok=True)
+        image.save(tmp_path / "images" / f"{number}.png")
+    source = {"source": "folder", "path": tmp_path / "images", "test_fraction": 0.1}
+    config = tiny(data=source, partition={"clients": 2}, server={"rounds": 1})
+    run = train(config, out=tmp_path / "run")
+    assert (run.facts["test_images"], run.final["rounds"]) == (1, 1)
 
 
 def test_a_run_without_personal_models_says_so(tmp_path: Path) -> None:
