@@ -560,6 +560,15 @@ def test_a_test_set_of_one_image_ends_no_run(tmp_path: Path) -> None:
     assert (run.facts["test_images"], run.final["rounds"]) == (1, 1)
 
 
+def test_more_classes_than_the_classifier_has_are_said_before_anything_is_done(
+    tmp_path: Path,
+) -> None:
+    config = tiny(ssl={"method": "supervised", "classes": 7})
+    with pytest.raises(ConfigError, match=r"ssl\.classes is 7.*digits.*set ssl\.classes = 10"):
+        train(config, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_without_personal_models_says_so(tmp_path: Path) -> None:
     run = train(tiny(server={"rounds": 1}), out=tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"client 1 has no personal model .*global-ssfl"):
