@@ -4,7 +4,10 @@ import os
 import shutil
 import ssl
 import stat
+import subprocess
+import sys
 import threading
+import time
 from socket import create_connection, create_server
 
 import pytest
@@ -317,3 +320,21 @@ def test_a_site_has_the_encoder_of_a_server_that_went_back_not_of_the_future_it_
             judged(round_, float(round_ + len(rounds)))
     saved = sorted(path.name for path in (tmp_path / "site" / "runs").rglob("checkpoints/*"))
     assert saved == ["round-000015.safetensors", "round-000020.safetensors"]
+
+
+def test_a_site_starts_though_its_note_of_the_last_time_is_empty(keys, tmp_path):
+    site = a_site(keys, tmp_path / "site")
+    (site / "flower").mkdir()
+    (site / "flower" / "node").touch()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ssfl", "site", "start", str(site)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while process.poll() is None and not (site / "flower" / "secret").exists():
+            time.sleep(0.1)  # the secret is what its SuperNode is started with
+        assert process.poll() is None, process.communicate()[1]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
