@@ -9,6 +9,7 @@ import torch
 
 flwr = pytest.importorskip("flwr")
 
+import httpx  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
 from flwr.common.serde import message_to_proto  # noqa: E402
 from pretend_grid import PretendGrid  # noqa: E402
@@ -118,6 +119,19 @@ def test_a_silent_site_costs_its_own_clients_only():
     replies = {r.client: r for r in connected(grid, 3).exchange(a_task(), [0, 1, 2], deadline=1.0)}
     assert replies[2].failure is None
     assert {replies[0].failure.reason, replies[1].failure.reason} == {Reason.DEADLINE}
+
+
+@pytest.mark.parametrize("call", ["get_nodes", "push_messages", "pull_messages"])
+def test_a_superlink_that_cannot_be_asked_any_more_is_said_in_a_sentence(call):
+    grid = PretendGrid(n1=site(0))
+    communicator = connected(grid, 1)
+
+    def gone(*_):
+        raise httpx.ConnectError("connection refused")
+
+    setattr(grid, call, gone)
+    with pytest.raises(FederationError, match=r"the SuperLink cannot be asked.*refused"):
+        list(communicator.exchange(a_task(), communicator.clients()))
 
 
 def test_a_site_that_restarts_in_mid_round_is_lost_at_once_and_asked_again_later():
