@@ -16,18 +16,21 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import ssfl.assemble
 import ssfl.experiment
 from ssfl.algorithms.global_ssfl import GlobalSSFL
+from ssfl.comm import COMMUNICATORS
+from ssfl.comm.local import LocalCommunicator
 from ssfl.config import Config, to_toml
 from ssfl.data.sources import load_dataset
 from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.evaluation.features import extract
 from ssfl.experiment import Quiet, resume, train
 from ssfl.federation.checkpoint import latest_checkpoint
-from ssfl.federation.client import Client
+from ssfl.federation.client import Client, Host
 from ssfl.federation.engine import DeviceOptions, Engine
 from ssfl.federation.messages import Reply, Task
 from ssfl.federation.online import OnlineEvaluation
@@ -565,6 +568,52 @@ def test_a_runs_encoders_give_the_features_that_the_evaluation_used(
         torch.testing.assert_close(encoder(test_set.pixels[held]), queries, **close)
     as_floats = run.global_encoder()(test_set.pixels.float() / 255)
     torch.testing.assert_close(as_floats, of_theta, **close)
+
+
+closed: list[bool] = []
+
+
+def connect_watched(config: Config, folder: Path, hosts: list[Host]) -> LocalCommunicator:
+    """A transport that says when it is closed."""
+
+    class Watched(LocalCommunicator):
+        def close(self) -> None:
+            closed.append(True)
+            super().close()
+
+    return Watched(hosts)
+
+
+def test_whatever_keeps_a_run_from_its_first_round_a_transport_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its workers would wait for ever."""
+    (tmp_path / "metrics.jsonl").mkdir()  # where the record should be
+    monkeypatch.setitem(COMMUNICATORS._targets, "watched", f"{__name__}:connect_watched")
+    closed.clear()
+    with pytest.raises(OSError, match="directory"):
+        train(tiny(), out=tmp_path, comm="watched")
+    assert closed == [True]
+
+
+def test_a_test_set_of_one_image_ends_no_run(tmp_path: Path) -> None:
+    for number in range(9):
+        image = Image.new("RGB", (16, 16), (20 * number, 100, 200))
+        (tmp_path / "images").mkdir(exist_ok=True)
+        image.save(tmp_path / "images" / f"{number}.png")
+    source = {"source": "folder", "path": tmp_path / "images", "test_fraction": 0.1}
+    config = tiny(data=source, partition={"clients": 2}, server={"rounds": 1})
+    run = train(config, out=tmp_path / "run")
+    assert (run.facts["test_images"], run.final["rounds"]) == (1, 1)
+
+
+def test_more_classes_than_the_classifier_has_are_said_before_anything_is_done(
+    tmp_path: Path,
+) -> None:
+    config = tiny(ssl={"method": "supervised", "classes": 7})
+    with pytest.raises(ConfigError, match=r"ssl\.classes is 7.*digits.*set ssl\.classes = 10"):
+        train(config, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_without_personal_models_says_so(tmp_path: Path) -> None:

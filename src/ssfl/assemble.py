@@ -27,6 +27,7 @@ from ssfl.models.backbones import build_backbone
 from ssfl.seeding import derive
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Method
+from ssfl.ssl.supervised import SupervisedOptions
 
 IMAGES_IN_FLIGHT = 512
 """Images, of all workers' batches together, that keep a GPU busy: an H200 does little more with
@@ -85,6 +86,13 @@ def build_host(
             f"ssl.method = {config.ssl.method!r} learns from labels, "
             f"and the {dataset.name} images have none"
         )
+    if isinstance(config.ssl, SupervisedOptions) and dataset.train.labels is not None:
+        there = int(dataset.train.labels.max()) + 1
+        if there > config.ssl.classes:
+            raise ConfigError(
+                f"ssl.classes is {config.ssl.classes}, but the {dataset.name} images are of "
+                f"{there} classes: set ssl.classes = {there}"
+            )
     trainer = Trainer(
         build=lambda: build_method(config, dataset),
         algorithm=build_algorithm(config),

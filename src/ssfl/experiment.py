@@ -142,10 +142,11 @@ class Experiment:
             data = load_federated(config, progress=not isinstance(self.display, Quiet))
             hosts = self._hosts(data)
             communicator: Communicator = COMMUNICATORS[self.comm](config, run.path, hosts)
-            run.write_facts(data.dataset, len(communicator.clients()))
-            about = flat(config.model_dump(mode="json"))
-            trackers = default_trackers(run.path, config.run.trackers, about)
+            trackers: list[Tracker] = []
             try:
+                run.write_facts(data.dataset, len(communicator.clients()))
+                about = flat(config.model_dump(mode="json"))
+                trackers += default_trackers(run.path, config.run.trackers, about)
                 self._rounds(data, hosts, communicator, trackers)
             finally:
                 communicator.close()

@@ -4,7 +4,10 @@ import os
 import shutil
 import ssl
 import stat
+import subprocess
+import sys
 import threading
+import time
 from socket import create_connection, create_server
 
 import pytest
@@ -22,11 +25,13 @@ from ssfl.comm.flower.host import SiteKeeper, SiteOptions, build_hosts, init_sit
 from ssfl.comm.flower.keys import make_authority, make_site_key, server_names
 from ssfl.comm.flower.runtime import Link
 from ssfl.comm.flower.serve import Door, ServeOptions, check_keys, read_settings, write_settings
+from ssfl.comm.local import LocalCommunicator
 from ssfl.config import parse
 from ssfl.data.here import HereOptions
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.messages import Task, TaskKind
 from ssfl.federation.state import ClientState
+from ssfl.run import Run
 
 CONFIG = parse(
     {
@@ -265,3 +270,71 @@ def test_no_run_finds_anothers_states_and_a_server_that_went_back_finds_the_past
     keeper.prepare(task(2))
     assert value(2) == 1.0
     assert value(4) == 1.0  # what had come after is forgotten
+
+
+def test_a_client_that_is_late_leaves_nothing_in_the_run_that_has_begun_meanwhile(keys, tmp_path):
+    _, config = load_site(a_site(keys, tmp_path / "site"))
+    hosts = build_hosts(config)
+    keeper, local = SiteKeeper(tmp_path / "site", config, hosts), LocalCommunicator(hosts)
+    go_on = threading.Event()
+
+    class Patient(threading.Event):
+        """Asked at every step whether to stop, it takes its time."""
+
+        def is_set(self):
+            go_on.wait()
+            return False
+
+    hosts[0].trainer.stop = Patient()
+    layout = hosts[0].trainer.layout
+    task = Task(TaskKind.TRAIN, 5, torch.zeros(layout.shared), layout.digest, rate=0.1)
+    keeper.begin("a" * 16)
+    keeper.prepare(task)
+    (reply,) = local.exchange(task, [1], 0.0)
+    assert reply.failure is not None
+    old = hosts[0].store
+    keeper.begin("b" * 16)
+    go_on.set()
+    local.close()  # waits for it
+    assert old.get(1, before=6).personal is not None
+    assert hosts[0].store.clients() == []
+
+
+def test_a_site_has_the_encoder_of_a_server_that_went_back_not_of_the_future_it_had_seen(
+    keys, tmp_path
+):
+    _, config = load_site(a_site(keys, tmp_path / "site"))
+    hosts = build_hosts(config)
+    keeper, layout = SiteKeeper(tmp_path / "site", config, hosts), hosts[0].trainer.layout
+
+    def judged(round_, value):
+        theta = torch.full((layout.shared,), value)
+        keeper.prepare(task := Task(TaskKind.EVALUATE, round_, theta, layout.digest))
+        keeper.keep(task)
+        encoder = Run(tmp_path / "site" / "runs" / ("a" * 16)).global_encoder()
+        assert all(weight.eq(value).all() for weight in encoder.backbone.parameters())
+
+    for rounds in ((10, 20, 30), (15, 20)):
+        keeper.begin("a" * 16)
+        for round_ in rounds:
+            judged(round_, float(round_ + len(rounds)))
+    saved = sorted(path.name for path in (tmp_path / "site" / "runs").rglob("checkpoints/*"))
+    assert saved == ["round-000015.safetensors", "round-000020.safetensors"]
+
+
+def test_a_site_starts_though_its_note_of_the_last_time_is_empty(keys, tmp_path):
+    site = a_site(keys, tmp_path / "site")
+    (site / "flower").mkdir()
+    (site / "flower" / "node").touch()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ssfl", "site", "start", str(site)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while process.poll() is None and not (site / "flower" / "secret").exists():
+            time.sleep(0.1)  # the secret is what its SuperNode is started with
+        assert process.poll() is None, process.communicate()[1]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)

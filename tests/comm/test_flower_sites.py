@@ -2,19 +2,22 @@
 
 import asyncio
 import json
+import os
 
 import pytest
 import torch
 
 flwr = pytest.importorskip("flwr")
 
+import httpx  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
+from flwr.common.serde import message_to_proto  # noqa: E402
 from pretend_grid import PretendGrid  # noqa: E402
 
 from ssfl.comm.flower import communicator as communicator_module  # noqa: E402
 from ssfl.comm.flower.communicator import FlowerCommunicator  # noqa: E402
 from ssfl.comm.flower.link import Gate  # noqa: E402
-from ssfl.comm.flower.records import write_replies, write_roll_call  # noqa: E402
+from ssfl.comm.flower.records import write_orders, write_replies, write_roll_call  # noqa: E402
 from ssfl.comm.flower.site import SiteAnswers, compare  # noqa: E402
 from ssfl.errors import FederationError  # noqa: E402
 from ssfl.federation.messages import Failure, Joint, Reason, Reply, Task, TaskKind  # noqa: E402
@@ -116,6 +119,19 @@ def test_a_silent_site_costs_its_own_clients_only():
     replies = {r.client: r for r in connected(grid, 3).exchange(a_task(), [0, 1, 2], deadline=1.0)}
     assert replies[2].failure is None
     assert {replies[0].failure.reason, replies[1].failure.reason} == {Reason.DEADLINE}
+
+
+@pytest.mark.parametrize("call", ["get_nodes", "push_messages", "pull_messages"])
+def test_a_superlink_that_cannot_be_asked_any_more_is_said_in_a_sentence(call):
+    grid = PretendGrid(n1=site(0))
+    communicator = connected(grid, 1)
+
+    def gone(*_):
+        raise httpx.ConnectError("connection refused")
+
+    setattr(grid, call, gone)
+    with pytest.raises(FederationError, match=r"the SuperLink cannot be asked.*refused"):
+        list(communicator.exchange(a_task(), communicator.clients()))
 
 
 def test_a_site_that_restarts_in_mid_round_is_lost_at_once_and_asked_again_later():
@@ -266,6 +282,19 @@ def test_an_unforeseen_error_is_answered_and_the_site_stays_up(caplog):
     assert replies[0].failure == Failure(Reason.ERROR, "site 1: KeyError: 4")
     assert replies[1].failure is None
     assert "KeyError" in caplog.text  # with its traceback, at the site
+
+
+@pytest.mark.parametrize("kind", [FederationError, OSError])
+def test_an_error_that_names_a_file_whose_name_is_no_text_is_answered(kind):
+    class Unlucky(Echo):
+        def exchange(self, task, clients, deadline=None):
+            raise kind("no " + os.fsdecode(b"/data/caf\xe9"))
+
+    (order,) = write_orders(a_task(), [[0]], None)
+    grid = PretendGrid(n1=site(local=Unlucky(0)))
+    (key,) = grid.push_messages([Message(order, 1, "train")])
+    (answer,) = grid.pull_messages([key])
+    assert message_to_proto(answer).error.reason.endswith("no /data/caf?")
 
 
 def test_a_message_that_is_no_order_is_answered_and_the_site_stays_up():

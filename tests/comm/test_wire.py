@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pickle
 from dataclasses import fields
 
@@ -206,6 +207,12 @@ def test_an_overlong_failure_is_cut_rather_than_lost():
     reply = decode_reply(*encode_reply(a_reply(failure=Failure(Reason.ERROR, "x" * 10_000))))
     assert reply.failure.reason is Reason.ERROR
     assert reply.failure.detail == "x" * 2000
+
+
+def test_a_failure_may_name_a_file_whose_name_is_no_text():
+    name = os.fsdecode(b"/data/caf\xe9")
+    reply = decode_reply(*encode_reply(a_reply(failure=Failure(Reason.ERROR, f"no {name}"))))
+    assert reply.failure.detail == "no /data/caf?"
 
 
 def test_what_others_write_is_one_line_that_moves_no_cursor():

@@ -316,6 +316,36 @@ def test_over_sampled_clients_stand_in_for_those_that_fail() -> None:
     torch.testing.assert_close(again.theta, THETA + mean({c: SIZES[c] for c in asked[1:]}))
 
 
+def test_a_share_of_clients_is_rounded_up_but_not_for_a_floats_sake() -> None:
+    class Crowd(Party):
+        def clients(self) -> Sequence[int]:
+            return range(200)
+
+        def sizes(self) -> Sequence[int]:
+            return [10] * 200
+
+    def one(client: int, task: Task) -> Reply:
+        return replace(honest(3, task), client=client)
+
+    def gone(client: int, task: Task) -> Reply:
+        return failed(client, task, Reason.LOST, "gone")
+
+    for oversample, asked in ((0.1, 110), (0.101, 111)):
+        server = serve(
+            party := Crowd(dict.fromkeys(range(200), one)),
+            clients_per_round=100,
+            oversample=oversample,
+        )
+        server.play_round()
+        assert len(party.asked[0]) == asked
+    few = {
+        client: one if client < 7 else gone for client in range(200)
+    }  # 0.035 · 200 > 7, as floats go
+    few_of_many = serve(Crowd(few), clients_per_round=0, min_replies=0.035, retries=0)
+    assert 0.035 * 200 > 7
+    assert few_of_many.play_round().accepted == 7
+
+
 def test_over_sampling_hears_small_clients_as_often_as_large_ones() -> None:
     party = Party()
     server = serve(party, clients_per_round=2, oversample=1.0, rounds=200)

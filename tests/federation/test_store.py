@@ -1,7 +1,9 @@
 """Clients' states: in memory first, on disk past a limit, and as they were at any checkpoint."""
 
 import os
+import sys
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -153,6 +155,29 @@ def test_pruning_leaves_what_a_run_resumed_at_the_checkpoint_needs(store: StateS
     assert on_disk(store, 0) == [3, 6]
     assert on_disk(store, 1) == [1]
     assert value(StateStore(store.folder, 0), 0, before=5) == 3
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("where", ["_hold", "_spill"])
+def test_ctrl_c_in_the_midst_of_a_put_costs_no_state_before_it(
+    store: StateStore, known: bool, where: str
+) -> None:
+    if known:
+        store.put(0, 2, state(2))
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == where:
+            raise KeyboardInterrupt  # at a call, where Python looks for signals
+
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            store.put(0, 3, state(3))
+    finally:
+        sys.settrace(before)
+    store.flush(2)
+    assert value(StateStore(store.folder, 0), 0, before=2) == (2 if known else None)
 
 
 def test_rewinding_forgets_all_later_history_in_memory_and_on_disk(store: StateStore) -> None:

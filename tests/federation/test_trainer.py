@@ -282,6 +282,80 @@ def test_fedbn_keeps_batch_norm_with_the_client(build: Callable[..., Host]) -> N
     assert torch.equal(kept, result.state.norms)
 
 
+def test_scaffold_corrects_nothing_that_fedbn_keeps_with_the_client(
+    build: Callable[..., Host],
+) -> None:
+    host = build(local={"batch_norm": "fedbn", "correction": "scaffold"})
+    norms = host.trainer.layout.select([Kind.NORM])[: host.trainer.layout.trainable]
+    state = ClientState()
+    for round_ in range(2):
+        control = torch.zeros(len(norms))
+        result = run(host, 0, state, round_=round_, control=control, folded={0: round_ - 1})
+        state = result.state
+        assert result.control is not None
+        assert state.control is not None
+        for variate in (result.control, state.control):
+            assert not variate[norms].any()
+            assert bool((variate[~norms] != 0).any())
+
+
+def test_fedprox_does_not_hold_what_fedbn_keeps_with_the_client_to_the_servers(
+    build: Callable[..., Host],
+) -> None:
+    """In a single step from the place that it is held to, nothing is held back."""
+    first = run(build(local={"batch_norm": "fedbn"}), 0).state
+
+    def second(**correction: Any) -> Tensor:
+        result = run(build(local={"batch_norm": "fedbn", **correction}), 1, first, round_=1)
+        assert result.steps == 1
+        assert result.state.norms is not None
+        return result.state.norms
+
+    held = second(correction="fedprox", proximal=5.0)
+    assert torch.equal(held, second())
+
+
+def test_scaffolds_control_variate_is_the_mean_gradient_though_a_client_starts_beside_theta(
+    build: Callable[..., Host],
+) -> None:
+    """FedEMA: of its own model, a client that meets another Θ for the first time keeps τ."""
+    host = build(
+        local={"correction": "scaffold", "momentum": 0.0, "weight_decay": 0.0},
+        algorithm={"name": "fedema", "tau": 0.7},
+    )
+    trainer = host.trainer
+    theta, trainable = fresh(trainer), trainer.layout.trainable
+    mine = theta * 1.5
+    result = run(host, 1, ClientState(mine=mine), rate=0.05)
+    assert result.steps == 1
+    assert result.delta is not None
+    start, end = theta + 0.7 * (mine - theta), theta + result.delta
+    gradient = (start - end)[:trainable] / 0.05
+    torch.testing.assert_close(result.state.control, gradient, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["global-ssfl", "per-ssfl"])
+def test_a_client_that_comes_late_or_again_is_at_the_experiments_progress_from_its_first_step(
+    build: Callable[..., Host], algorithm: str
+) -> None:
+    """SwAV's prototypes are frozen for the first tenth: this client makes one step in a round."""
+    host = build(
+        ssl={"method": "swav", "projector_width": 16, "prototypes": 8, "freeze_share": 0.1},
+        algorithm={"name": algorithm},
+    )
+    known = run(host, 1, progress=0.0).state
+    for state in (ClientState(), known):
+        for progress, moves in ((0.05, False), (0.5, True)):
+            result = run(host, 1, state, progress=progress)
+            assert result.steps == 1
+            models = [host.trainer.models.global_, host.trainer.models.personal]
+            for model in filter(None, models):
+                gradient = model.momentum  # of the one step, and of weight decay
+                frozen = model.flat.layout.tensors(gradient)["prototypes"]
+                pull = 5e-4 * frozen.numel() ** 0.5
+                assert (float(frozen.norm()) > 10 * pull) == moves
+
+
 def test_frozen_statistics_are_what_a_plain_loop_does_with_its_backbone_norms_in_eval_mode(
     build: Callable[..., Host],
 ) -> None:

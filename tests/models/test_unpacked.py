@@ -100,3 +100,20 @@ def test_statistics_may_move_between_a_pass_and_its_gradients(
     norm.running_mean.add_(1)
     loss.backward()
     assert flat.gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_gradient_of_a_loss_of_two_passes_is_of_both(
+    pair: tuple[FlatModel, Net], fresh: bool
+) -> None:
+    """As an algorithm may have it that shows a model two batches in a step."""
+    flat, ordinary = pair
+    unpacked = Unpacked(flat, torch.float32)
+    for _ in range(2):  # the second step is no different
+        flat.gradient.zero_()
+        passes = [pass_of(flat.module, unpacked(fresh=fresh), False) for _ in range(2)]
+        (passes[0] + 3 * passes[1]).backward()
+        ordinary.zero_grad()
+        (4 * pass_of(ordinary, None, False)).backward()
+        wanted = ordinary.conv.weight.grad
+        torch.testing.assert_close(flat.layout.tensors(flat.gradient)["conv.weight"], wanted)

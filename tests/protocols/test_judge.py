@@ -1,6 +1,8 @@
 """The protocols on real, tiny runs: against scikit-learn and plain NumPy, and with an eye on what
 they may not see."""
 
+import math
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -318,6 +320,33 @@ def test_clients_that_share_nothing_have_no_global_figures(tmp_path: Path) -> No
     found = evaluate(run, ["knn", "linear", "health"], options=QUICK)
     assert [score.over for score in found.scores] == ["clients"] * len(found.scores)
     assert "global" not in found.health
+
+
+def test_a_client_whose_encoder_has_diverged_costs_its_own_figures_only(
+    personal: Run, data: FederatedData, found: protocols.Evaluation, tmp_path: Path
+) -> None:
+    shutil.copytree(personal.path, tmp_path / "run")
+    spoilt = Run(tmp_path / "run")
+    store, rounds = spoilt.store, personal.config.server.rounds
+    state = store.get(2, before=rounds)
+    assert state.personal is not None
+    store.put(2, rounds, replace(state, personal=state.personal * math.nan))
+    store.flush()
+    again = evaluate(spoilt, list(protocols.PROTOCOLS), options=QUICK, data=data)
+    assert any("client 2" in note for note in again.notes)
+    assert again.health["2"]["std"] is None
+    for name in ("personal_knn", "personal_linear", "personal_linear_10pct"):
+        wanted = {k: v for k, v in found[name].clients.items() if k != 2}
+        assert again[name].clients == wanted
+    assert again["personal_naive_federated_linear"].clients.keys() == {0, 1, 3}
+    assert again["global_linear"].value == found["global_linear"].value
+
+
+def test_where_all_have_diverged_an_evaluation_says_so_and_has_no_figures(tmp_path: Path) -> None:
+    run = trained(tmp_path, "local-only", local={"lr": 1e30}, server={"rounds": 1})
+    judged = evaluate(run, list(protocols.PROTOCOLS), options=QUICK)
+    assert judged.scores == []
+    assert len([note for note in judged.notes if "diverged" in note]) == 4
 
 
 def test_adapted_encoders_are_judged_each_by_itself(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from browser import Browser, browsing, chromium
 import ssfl.protocols.bench as bench
 import ssfl.report.record as record
 from ssfl.errors import ConfigError, DataError
+from ssfl.experiment import train
 from ssfl.paper import PaperFigures
 from ssfl.report import write_comparison, write_report
 from ssfl.report.charts import plain
 from ssfl.run import Run
+from tiny import tiny
 
 needs_browser = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
 
@@ -192,6 +194,12 @@ def test_the_papers_figures_stand_beside_ours(
     text = write_report(personal).read_text()
     assert "83.1 %" in text
     assert "Paper: Table 2, Per-SSFL." in text
+
+
+def test_a_run_that_has_diverged_has_a_page_that_says_so(tmp_path: Path) -> None:
+    config = tiny(algorithm={"name": "local-only"}, local={"lr": 1e30}, server={"rounds": 1})
+    page = write_report(train(config, out=tmp_path / "run"))
+    assert "Training has diverged" in page.read_text(encoding="utf-8")
 
 
 def test_without_the_images_the_rest_of_the_page_is_there(

@@ -153,11 +153,12 @@ def test_swavs_prototypes_stand_still_while_frozen_and_then_move(make, batch) ->
     still = learner.method.prototypes.detach().clone()
     weight = learner.method.projector[0].weight
     before = weight.detach().clone()
-    for progress in (0.0, 0.2, 0.3):  # a step sees where the last one stood
-        learner.progress.fill_(progress)
+    for progress in (0.0, 0.2):
+        learner.stand_at(progress)
         learner.descend(learner.loss(learner(batch())))
         torch.testing.assert_close(learner.method.prototypes.detach(), still)
     assert not torch.allclose(weight, before)
+    learner.stand_at(0.3)
     learner.descend(learner.loss(learner(batch())))
     assert (learner.method.prototypes - still).abs().max() > 1e-4
 
@@ -180,7 +181,7 @@ def test_swavs_codes_ignore_the_queue_until_it_joins_and_what_is_empty(make, bat
     torch.testing.assert_close(
         queued(batch(seed=1)).target.codes, alone(batch(seed=1)).target.codes
     )
-    queued.after_step(torch.tensor(0.6))
+    queued.begin(torch.tensor(0.6))
     joined = queued(batch(seed=2)).target.codes
     assert not torch.allclose(joined, alone(batch(seed=2)).target.codes, atol=1e-3)
     assert joined.isfinite().all()

@@ -248,6 +248,7 @@ def test_a_step_that_moves_memory_traces_into_one_graph(make, batch, name) -> No
     traced = copy.deepcopy(plain)
 
     def step(method: Method, images: Tensor, progress: Tensor) -> Tensor:
+        method.begin(progress)
         loss = method.loss(method(Batch(images)))
         method.after_step(progress)
         return loss.detach()

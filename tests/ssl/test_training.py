@@ -62,7 +62,7 @@ def test_training_lowers_the_loss_without_collapse(make, digits, name: str) -> N
     generator = torch_generator(0, "training")
     losses = []
     for step in range(steps):
-        learner.progress.fill_(step / steps)
+        learner.stand_at(step / steps)
         chosen = torch.randint(len(images), (BATCH,), generator=generator)
         seen = views(images[chosen], learner.method.views, generator)
         loss = learner.loss(learner(Batch(seen, labels[chosen])))

@@ -26,8 +26,9 @@ class Models:
     """What is resident while a client trains.
 
     `global_` is Θ_k, the client's copy of the global model; `personal` is θ_k where the algorithm
-    has one; `received` is Θ^(t) as the server sent it (trainable part), which does not move, for
-    algorithms that declare themselves `anchored` (empty for others).
+    has one; `received` is Θ^(t) as the server sent it (trainable part; with FedBN, norms are the
+    client's own), which does not move, for algorithms that declare themselves `anchored` (empty
+    for others).
     """
 
     global_: Learner

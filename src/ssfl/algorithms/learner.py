@@ -60,6 +60,12 @@ class Learner:
             return outputs
         return functional_call(self.method, weights, (batch,))  # type: ignore[no-any-return]
 
+    def stand_at(self, progress: float) -> None:
+        """How much of the experiment, 0 to 1, lies behind the steps to come. The method is told
+        too: what it remembered with this client's vectors is from the client's last round."""
+        self.progress.fill_(progress)
+        self.method.begin(self.progress)
+
     def hold(self, anchor: Tensor, pull: float) -> None:
         """From now on, descend on loss + pull/2 ‖θ − anchor‖² (FedProx, BiLevel-SSFL)."""
         self._anchor, self._pull = anchor, pull

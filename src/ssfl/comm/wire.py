@@ -139,7 +139,8 @@ def encode_reply(reply: Reply) -> Message:
     names, vectors = _collect(delta=reply.delta, control=reply.control)
     failure = None
     if reply.failure is not None:
-        detail = reply.failure.detail[:MAX_TEXT]
+        # Printable here already: JSON cannot hold what a path that is no UTF-8 brings along.
+        detail = printable(reply.failure.detail)
         failure = _FailureHeader(reason=reply.failure.reason, detail=detail)
     header = _ReplyHeader(
         client=reply.client,

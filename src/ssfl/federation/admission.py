@@ -5,6 +5,7 @@ client's id, and the round goes on. Where a site sends the mean of its clients' 
 lets each of them in, and the server their mean.
 """
 
+import math
 from dataclasses import replace
 
 import torch
@@ -19,9 +20,10 @@ _RUNAWAY = "if all are so, lower local.lr or server.lr"
 class Admission:
     """Checks replies to training tasks; remembers how large honest updates have been.
 
-    The yardstick is the median norm of the last round's accepted updates, and before there is one,
-    the norm of Θ itself. It is part of a checkpoint. SCAFFOLD's Δc_k = −Δ_k/(a_k β) − c has the
-    same one, since an update says how long it can be.
+    The yardstick is the median, over the last round's accepted updates, of norm/√steps: a client
+    of a hundred steps goes further than one of a single step, about as a random walk does. Before
+    there is one, an update is measured by the norm of Θ itself. It is part of a checkpoint.
+    SCAFFOLD's Δc_k = −Δ_k/(a_k β) − c has the same one, since an update says how long it can be.
     """
 
     def __init__(self, max_ratio: float) -> None:
@@ -73,10 +75,10 @@ class Admission:
         norm *= reply.joint.effective_steps if reply.joint else 1  # FedNova's mean is per step
         if not norm < float("inf"):  # NaN fails this too
             return f"its update is not finite ({_RUNAWAY})"
-        limit = self._limit(task.theta)
+        limit = self._limit(reply, task.theta)
         if norm > limit:
             return f"its update's norm is {norm:.3g}, over the limit of {limit:.3g} ({_RUNAWAY})"
-        self._norms.append(norm)
+        self._norms.append(norm / _reach(reply))
         return None
 
     def _objection_to_control(self, reply: Reply, task: Task) -> str | None:
@@ -91,16 +93,21 @@ class Admission:
             return "its control variate is not finite"
         if self._known is None:
             return None
-        longest_step = self._limit(task.theta) / (self._known.fewest_counted(reply) * task.rate)
-        limit = longest_step + float(torch.linalg.vector_norm(control))
+        longest_step = self._limit(reply, task.theta) / self._known.fewest_counted(reply)
+        limit = longest_step / task.rate + float(torch.linalg.vector_norm(control))
         if norm > limit:
             return f"its control variate moved by {norm:.3g}, over the limit of {limit:.3g}"
         return None
 
-    def _limit(self, theta: Tensor) -> float:
+    def _limit(self, reply: Reply, theta: Tensor) -> float:
         """How long an update may be; the norm of Θ is taken once a round, and only if needed."""
         if self.yardstick:
-            return self.max_ratio * self.yardstick
+            return self.max_ratio * self.yardstick * _reach(reply)
         if self._first_limit is None:
             self._first_limit = self.max_ratio * float(torch.linalg.vector_norm(theta))
         return self._first_limit
+
+
+def _reach(reply: Reply) -> float:
+    """√steps of the reply's client, or of its clients on average."""
+    return math.sqrt(max(1.0, reply.steps / len(reply.clients)))

@@ -21,12 +21,15 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint, then forget all but the one before it."""
+    """Write a checkpoint, then forget all but the one before it. (Later ones there are at a site
+    whose coordinator has gone back: that future is made anew.)"""
     path = folder / f"round-{checkpoint.rounds:06d}.safetensors"
     facts = {"version": VERSION, "rounds": str(checkpoint.rounds), "layout": checkpoint.layout}
     write_tensors(path, checkpoint.tensors, facts)
-    for old in _saved(folder)[:-2]:
-        old.unlink(missing_ok=True)
+    saved = _saved(folder)
+    place = saved.index(path)
+    for other in saved[: max(0, place - 1)] + saved[place + 1 :]:
+        other.unlink(missing_ok=True)
     return path
 
 

@@ -62,10 +62,11 @@ class Client:
 
     def _train(self, task: Task) -> Reply:
         host = self._host
-        state = host.store.get(self.id, before=task.round)
+        store = host.store  # a site's is another when a late client is done: another run has begun
+        state = store.get(self.id, before=task.round)
         indices = host.data.train_indices(self.id)
         result = host.trainer.train(self.id, task, state, indices)
-        host.store.put(self.id, task.round + 1, result.state)
+        store.put(self.id, task.round + 1, result.state)
         return Reply(
             self.id,
             task.kind,

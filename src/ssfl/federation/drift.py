@@ -22,13 +22,15 @@ class Drift:
     """The client's side. It sets up the learner once, in place, so that a step may be captured.
 
     `begin` comes after the models are this client's, `finish` after its last step; `change` is
-    then Δc_k. Control variates cover the trainable entries.
+    then Δc_k. Control variates cover the trainable entries, but for those at home (a mask): what
+    every client has of its own (FedBN's norms) does not drift from the others'.
     """
 
-    def __init__(self, options: LocalOptions, models: Models) -> None:
+    def __init__(self, options: LocalOptions, models: Models, home: Tensor | None = None) -> None:
         self.change: Tensor | None = None
-        self._models = models
+        self._models, self._home = models, home
         self._own: Tensor | None = None
+        self._start = torch.empty(0)
         learner = models.global_
         if options.correction == "scaffold":
             learner.drift = torch.zeros_like(learner.flat.gradient)
@@ -41,6 +43,7 @@ class Drift:
         drift = self._models.global_.drift
         if drift is None:
             return
+        self._start = self._models.global_.flat.trainable.clone()  # FedU and FedEMA: not Θ itself
         self._own = known_control(state, task.folded.get(client, -1))
         drift.zero_()
         if task.control is not None:
@@ -61,7 +64,9 @@ class Drift:
         if steps == 0 or task.rate == 0:
             self.change = torch.zeros_like(learner.drift)
         else:
-            mean = learner.mean_gradient(self._models.received, steps)
+            mean = learner.mean_gradient(self._start, steps)
+            if self._home is not None:
+                mean[self._home] = 0
             self.change = mean - learner.drift - before
         return replace(
             kept,

@@ -63,7 +63,9 @@ class OnlineEvaluation:
         encoder = self._trainer.global_encoder(theta)
         looked_at = test if test is not None else train
         queries = self._features(encoder, looked_at)
-        figures = _health_row(wellbeing(self._trainer, encoder, queries, looked_at, None))
+        figures: Figures = {}
+        if len(looked_at) > 1:
+            figures = _health_row(wellbeing(self._trainer, encoder, queries, looked_at, None))
         if test is None or train.labels is None or test.labels is None:
             return figures
         rows = spread(len(train), self._options.bank)

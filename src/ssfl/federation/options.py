@@ -50,8 +50,8 @@ class ServerOptions(Section):
     staleness: float = Field(0.5, ge=0)
     """Exponent a of the discount (1 + rounds late)^(−a)."""
     max_norm_ratio: float = Field(30.0, gt=1)
-    """Refuse an update whose norm is this many times the median of the last round's (round 0: of
-    Θ's own norm)."""
+    """Refuse an update whose norm, over the root of its steps, is this many times the median of the
+    last round's (round 0: a norm this many times Θ's own)."""
 
     @model_validator(mode="before")
     @classmethod

@@ -105,7 +105,7 @@ class Server:
         options = self._options
         clients, sizes = self._communicator.clients(), self._communicator.sizes()
         wanted = min(options.clients_per_round or len(clients), len(clients))
-        asking = min(len(clients), math.ceil(wanted * (1 + options.oversample)))
+        asking = min(len(clients), wanted + _share(options.oversample, wanted))
         drawn = self._sampler.draw(self.rounds_done, asking, clients, sizes, self._seed)
         asked = self._spares_last(drawn, asking - wanted)
         task = self._training(asked)
@@ -158,7 +158,7 @@ class Server:
         on_reply: Callable[[Reply], None],
     ) -> None:
         """Fold replies in the order asked; where too few count, ask those that failed again."""
-        needed = max(1, math.ceil(self._options.min_replies * wanted))
+        needed = max(1, _share(self._options.min_replies, wanted))
         totals: dict[str, float] = defaultdict(float)
         failures: dict[int, Failure] = {}
         late: list[Reply] = []
@@ -307,6 +307,11 @@ class Server:
             (client, round_) for client, round_ in tensors.get("overdue", _pairs(())).tolist()
         }
         self.rounds_done = self.durable = rounds_done
+
+
+def _share(share: float, count: int) -> int:
+    """A share of `count`, rounded up; 7 % of 100 are 7, though a float says a hair more."""
+    return math.ceil(share * count - 1e-9)
 
 
 def _pairs(numbers: Iterable[tuple[int, int]]) -> Tensor:

@@ -62,9 +62,10 @@ class StateStore:
         """Bring what is only in memory to disk; given `rounds`, what a run resumed there needs."""
         with self._lock:
             for client, version in sorted(self._unsaved):
-                asked_for = [v for v in self._memory[client] if rounds is None or v <= rounds]
-                if rounds is None or version == max(asked_for, default=None):
-                    self._save(client, version)
+                held = self._memory.get(client, {})
+                asked_for = [v for v in held if rounds is None or v <= rounds]
+                if version in held and (rounds is None or version == max(asked_for, default=None)):
+                    self._save(client, version)  # not held: Ctrl-C came in the midst of `put`
 
     def prune(self, durable: int) -> None:
         """Delete versions that no run resumed at or after `durable` rounds would ask for."""

@@ -75,7 +75,8 @@ class Trainer:
             if local.batch_norm == "fedbn"
             else None
         )
-        self._drift = Drift(local, self.models)
+        self._own_norms = None if self._norms is None else self._norms[: self.layout.trainable]
+        self._drift = Drift(local, self.models, self._own_norms)
         self._frozen = False
         self._make_views = engine.compiled(views)
         self._step = engine.step(self._one_step)
@@ -173,7 +174,7 @@ class Trainer:
         """A few plain SGD steps on the client's own images, as the algorithm has it."""
         learner, algorithm = self.models.global_, self.algorithm
         self._freeze(task)
-        learner.progress.fill_(task.progress)
+        learner.stand_at(task.progress)
         draws = torch_generator(
             self.seed, "adapt-views", task.round, client, device=self.engine.device
         )
@@ -266,7 +267,7 @@ class Trainer:
                 models.personal.flat.vector.copy_(models.global_.flat.vector)
         for learner in filter(None, (models.global_, models.personal)):
             learner.rate.fill_(task.rate)
-            learner.progress.fill_(task.progress)
+            learner.stand_at(task.progress)
         self._drift.begin(client, task, state)
         return memory
 
@@ -285,10 +286,12 @@ class Trainer:
 
     def _put_back(self, state: ClientState) -> None:
         """What of Θ_k never left the client: its home part and, with FedBN, its norms."""
-        flat = self.models.global_.flat
+        flat, received = self.models.global_.flat, self.models.received
         flat.home.copy_(self._new_home if state.home is None else state.home)
         if self._norms is not None and state.norms is not None:
             flat.shared[self._norms] = state.norms
+            if self._anchored and self._own_norms is not None:  # nor is it held to the server's
+                received.copy_(torch.where(self._own_norms, flat.trainable, received))
 
     def _delta(self, theta: Tensor) -> Tensor:
         delta = torch.sub(self.models.global_.flat.shared, theta, out=self._spares.take(theta))

@@ -6,7 +6,7 @@ than the gaps between them. Here the vector is one leaf: one kernel casts all of
 for each precision puts the gradients back into one vector.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class Unpacked:
         # Other names for the same memory: batch-norm statistics move during a pass, beside the
         # weights in the one vector, and autograd must not take that for a change of weights.
         self._weights = flat.trainable.data.requires_grad_()
-        self._gradient = flat.gradient
+        self._gradient = _Gradient(flat.gradient)
         self._targets = flat.vector[start:stop].data
         self._trainable_cast = _Cast(flat.module, trainable, precision)
         self._target_cast = _Cast(
@@ -39,10 +39,10 @@ class Unpacked:
         )
 
     def __call__(self, *, fresh: bool = False) -> dict[str, Tensor]:
-        """The weights as they are now. Where no gradient lies yet (`fresh`), theirs is written
-        rather than added."""
-        cast, gradient = self._trainable_cast, self._gradient
-        tensors = _Unpack.apply(self._weights, cast, gradient, fresh)  # type: ignore[no-untyped-call]
+        """The weights as they are now. Where no gradient lies yet (`fresh`), the first that comes
+        is written rather than added: a loss may be of several passes."""
+        cast, self._gradient.fresh = self._trainable_cast, fresh
+        tensors = _Unpack.apply(self._weights, cast, self._gradient)  # type: ignore[no-untyped-call]
         named = zip((e.name for e in cast.entries), tensors, strict=True)
         targets = zip(
             (e.name for e in self._target_cast.entries),
@@ -74,19 +74,27 @@ class _Cast:
         )
 
 
+@dataclass
+class _Gradient:
+    """Where gradients go, and whether nothing lies there yet."""
+
+    total: Tensor
+    fresh: bool = False
+
+
 class _Unpack(torch.autograd.Function):
     """One vector to many tensors, and back."""
 
     @staticmethod
-    def forward(
-        ctx: Any, vector: Tensor, cast: _Cast, total: Tensor, fresh: bool
-    ) -> tuple[Tensor, ...]:
-        ctx.entries, ctx.total, ctx.fresh = cast.entries, total, fresh
+    def forward(ctx: Any, vector: Tensor, cast: _Cast, gradient: _Gradient) -> tuple[Tensor, ...]:
+        ctx.entries, ctx.gradient = cast.entries, gradient
         return cast(vector.detach())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, None, None]:
-        packed = ctx.total if ctx.fresh else torch.zeros_like(ctx.total)
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, None]:
+        total, fresh = ctx.gradient.total, ctx.gradient.fresh
+        ctx.gradient.fresh = False
+        packed = total if fresh else torch.zeros_like(total)
         places: dict[torch.dtype, list[Tensor]] = {}
         pieces: dict[torch.dtype, list[Tensor]] = {}
         for entry, gradient in zip(ctx.entries, gradients, strict=True):
@@ -95,6 +103,6 @@ class _Unpack(torch.autograd.Function):
                 pieces.setdefault(gradient.dtype, []).append(entry.pack(gradient))
         for precision, several in pieces.items():
             torch._foreach_copy_(places[precision], several)
-        if not ctx.fresh:
-            ctx.total.add_(packed)
-        return None, None, None, None
+        if not fresh:
+            total.add_(packed)
+        return None, None, None

@@ -131,7 +131,7 @@ class _Judge:
         self._global: list[Score] = []
         self._personal: dict[str, dict[int, float]] = defaultdict(dict)
         self._probes: dict[tuple[int, float], Tensor] = {}
-        self._own: list[ClientFeatures] = []
+        self._own: dict[int, ClientFeatures] = {}
         everyone = bench.data.clients()
         self.clients = [everyone[i] for i in spread(len(everyone), options.clients).tolist()]
         if not bench.labelled:
@@ -157,6 +157,8 @@ class _Judge:
         self._see(GLOBAL)
         self._measure_health()
         if self.asked <= {"health"}:
+            return
+        if not self._finite(GLOBAL):
             return
         bench = self.bench
         train, test = bench.train_features(GLOBAL), bench.test_features(GLOBAL)
@@ -184,15 +186,17 @@ class _Judge:
 
     def group(self, clients: Sequence[int]) -> None:
         """Everything that is asked of some clients' encoders, their classifiers made together."""
+        sound = []
         for client in clients:
             self._see(client)
-            if not self.asked <= {"health"}:
+            if not self.asked <= {"health"} and self._finite(client):
+                sound.append(client)
                 self._among_its_own(client)
         self._measure_health()
         if self.asked <= {"health"}:
             return
-        self._fit(clients)
-        for client in clients:
+        self._fit(sound)
+        for client in sound:
             self._judge_classifiers(client)
         self._probes = {key: right for key, right in self._probes.items() if key[0] == GLOBAL}
         for client in clients:
@@ -211,6 +215,15 @@ class _Judge:
             with self._timing("health"):
                 self._wellbeing.see(who)
 
+    def _finite(self, who: int) -> bool:
+        """Whether there is anything to judge; if not, a note says so."""
+        parts = self.bench.train_features(who), self.bench.test_features(who)
+        if all(bool(part.isfinite().all()) for part in parts):
+            return True
+        whose = "Θ" if who == GLOBAL else f"client {who}"
+        self.notes.append(f"training has diverged, {whose} has no figures: features are not finite")
+        return False
+
     def _among_its_own(self, client: int) -> None:
         """What needs the client's own images alone."""
         bench, rows = self.bench, self._test_rows(client)
@@ -223,7 +236,7 @@ class _Judge:
             with self._timing("knn"):
                 self._personal["personal_knn"][client] = self._knn(*own)
         if "naive-federated-linear" in self.asked:
-            self._own.append(own)
+            self._own[client] = own
 
     def _judge_classifiers(self, client: int) -> None:
         """On the client's own test images and, with all labels, on everybody's."""
@@ -245,9 +258,9 @@ class _Judge:
         if self._own:
             with self._timing("naive-federated-linear"):
                 result = naive_federated_linear(
-                    self._own, self.classes, self.options.linear, self.bench.config.seed
+                    [*self._own.values()], self.classes, self.options.linear, self.bench.config.seed
                 )
-            scores = dict(zip(self.clients, result.per_client, strict=True))
+            scores = dict(zip(self._own, result.per_client, strict=True))
             self._personal["personal_naive_federated_linear"] = scores
 
     def scores(self) -> list[Score]:

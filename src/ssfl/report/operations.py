@@ -73,6 +73,6 @@ def _rules(record: Record) -> str:
     return (
         f"Each round the server asks {asked:,} of {record.clients:,} clients{spare}, "
         f"{wait}, and needs {100 * server.min_replies:g} % of the replies{again} or stops with "
-        f"its state saved. Late replies are {late}; an update that is not finite, or longer than "
-        f"{server.max_norm_ratio:g} times the last round's median, is refused."
+        f"its state saved. Late replies are {late}; an update that is not finite, or longer for "
+        f"its steps than {server.max_norm_ratio:g} times the last round's median, is refused."
     )

@@ -37,6 +37,9 @@ def partition(bench: Bench) -> str:
 def features(bench: Bench) -> str:
     """A map of the features and a few nearest neighbours."""
     found = sample(bench)
+    if found is None:
+        words = "<p>Training has diverged: features are not finite, and nothing can be drawn.</p>"
+        return parts.section("features", "What the encoder sees", words)
     who = "the shared encoder" if found.whose == GLOBAL else f"client {found.whose}'s encoder"
     figures = []
     if found.labels is not None:

@@ -29,8 +29,9 @@ class Samples:
     """The client whose encoder it was, or GLOBAL."""
 
 
-def sample(bench: Bench) -> Samples:
-    """Spread over clients in proportion to their size; the same ones every time."""
+def sample(bench: Bench) -> Samples | None:
+    """Spread over clients in proportion to their size; the same ones every time. None where
+    training has diverged and features are not finite: they have no place on a map."""
     data = bench.data
     train, test = data.dataset.train, data.dataset.test
     whose = GLOBAL if bench.shares else data.clients()[int(data.sizes().argmax())]
@@ -38,7 +39,6 @@ def sample(bench: Bench) -> Samples:
     pixels = train.pixels[rows]
     features = F.normalize(bench.features_of(whose, pixels).cpu(), dim=1)
     if test is not None:
-        picked = torch.arange(QUERIES) * len(test) // QUERIES
         dice = numpy_generator(bench.config.seed, "report-queries")
         picked = torch.from_numpy(dice.permutation(len(test))[:QUERIES])
         queries, labels = test.pixels[picked], test.labels
@@ -49,6 +49,8 @@ def sample(bench: Bench) -> Samples:
         queries, labels = pixels[picked], None if train.labels is None else train.labels[rows]
         similar = features[picked] @ features.T
         similar[torch.arange(len(picked)), picked] = -2  # an image is not its own neighbour
+    if not similar.isfinite().all():
+        return None
     nearest = similar.topk(min(NEIGHBOURS, len(rows) - 1), dim=1).indices
     return Samples(
         _map(features, derive(bench.config.seed, "tsne") % 2**31),

@@ -96,6 +96,9 @@ class Method(nn.Module):
     def loss(self, outputs: Outputs) -> Tensor:
         raise NotImplementedError
 
+    def begin(self, progress: Tensor) -> None:
+        """Steps are about to be made, `progress` (0 to 1) of the experiment behind them."""
+
     def after_step(self, progress: Tensor) -> None:
         """Move what moves without gradients; `progress` runs from 0 to 1 over the experiment."""
 

@@ -54,7 +54,7 @@ class Assignments(NamedTuple):
 class SwAV(Method):
     """Backbone, projector and prototypes (unit vectors, K×d).
 
-    The buffer `progress` is where the last step stood, so that thawing the prototypes and letting
+    The buffer `progress` is where the experiment stands, so that thawing the prototypes and letting
     the queue in need no host: a captured step just sees another number there.
     """
 
@@ -113,9 +113,12 @@ class SwAV(Method):
         return code_loss(s1, q2, temperature) + code_loss(s2, q1, temperature)
 
     @torch.no_grad()
+    def begin(self, progress: Tensor) -> None:
+        self.progress.copy_(progress)
+
+    @torch.no_grad()
     def after_step(self, progress: Tensor) -> None:
         self.prototypes.copy_(F.normalize(self.prototypes, dim=-1))
-        self.progress.copy_(progress)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ the time the site itself may take, so that one slow client does not hold back it
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -144,7 +145,8 @@ class FlowerCommunicator:
         if time.monotonic() - self._looked < CENSUS:
             return False
         self._door()
-        connected = {node.node_id: node for node in self._grid.get_nodes()}
+        with _reached():
+            connected = {node.node_id: node for node in self._grid.get_nodes()}
         for node in self._sites.keys() - connected.keys():
             log.warning("site %s is gone", self._name(node))
             del self._sites[node]
@@ -170,7 +172,8 @@ class FlowerCommunicator:
 
     def _call(self, site: Site) -> None:
         message = Message(self._roll_call, site.node, "query", ttl=DEFAULT_TTL)
-        (site.asked,) = self._grid.push_messages([message]) or [""]
+        with _reached():
+            (site.asked,) = self._grid.push_messages([message]) or [""]
 
     def _hear_rolls(self) -> None:
         called = {site.asked: site for site in self._sites.values() if site.asked}
@@ -227,7 +230,8 @@ class FlowerCommunicator:
             )
             for node, order in zip(groups, orders, strict=True)
         ]
-        keys = list(self._grid.push_messages(messages))
+        with _reached():
+            keys = list(self._grid.push_messages(messages))
         return {key: node for key, node in zip(keys, groups, strict=False) if key}
 
     def _answers(self, keys: Sequence[str]) -> Iterator[tuple[str, RecordDict | Error]]:
@@ -238,8 +242,9 @@ class FlowerCommunicator:
         """
         for key in keys:
             try:
-                messages = list(self._grid.pull_messages([key]))
-            except httpx.HTTPError:  # the SuperLink's fault
+                with _reached():
+                    messages = list(self._grid.pull_messages([key]))
+            except FederationError:  # the SuperLink's fault
                 raise
             except Exception as error:  # whatever Flower stumbles over in what a site wrote
                 yield key, Error(ErrorCode.UNKNOWN, f"its message cannot be read: {error!r}")
@@ -283,6 +288,15 @@ class FlowerCommunicator:
     ) -> Iterator[Reply]:
         for client in clients:
             yield failed(client, task, reason, f"site {self._name(node)}: {detail}")
+
+
+@contextmanager
+def _reached() -> Iterator[None]:
+    """A SuperLink that cannot be asked any more ends a run in a sentence, its state saved."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise FederationError(f"the SuperLink cannot be asked any more: {error}") from error
 
 
 def _why(error: Error) -> tuple[Reason, str]:

@@ -193,7 +193,7 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
     def answer(message: "Message") -> "Message":
         nonlocal heard, said
         heard, said = time.monotonic(), ""
-        known_as.write_text(str(message.metadata.dst_node_id))
+        write_text(known_as, str(message.metadata.dst_node_id))
         return answers(message)
 
     try:
@@ -204,8 +204,7 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
             if trouble := unreachable(options.server):
                 log.warning("%s (trying on)", trouble)
             while True:
-                if known_as.exists():
-                    node = int(known_as.read_text())
+                if (node := _noted(known_as)) is not None:
                     leave(options.server, folder / "ca.pem", folder / "site.key", node)
                 lost = _take_part(folder, options, answer)
                 if time.monotonic() - heard > PATIENCE:
@@ -216,6 +215,14 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
                 time.sleep(RETRY)
     finally:
         local.close()
+
+
+def _noted(known_as: Path) -> int | None:
+    """The number of this site's last SuperNode, if there was one."""
+    try:
+        return int(known_as.read_text())
+    except (OSError, ValueError):  # none yet; or a power cut has left the file empty
+        return None
 
 
 def _take_part(

@@ -18,6 +18,7 @@ from ssfl.comm.flower.records import (
     write_replies,
     write_roll,
 )
+from ssfl.comm.wire import printable
 from ssfl.errors import SSFLError
 from ssfl.federation.communicator import Communicator
 from ssfl.federation.messages import Reason, Reply, Task, failed
@@ -53,10 +54,10 @@ class SiteAnswers:
             return Message(write_replies(self._work(message)), reply_to=message)
         except SSFLError as error:
             log.warning("refused a message: %s", error)
-            return Message(Error(ErrorCode.UNKNOWN, str(error)), reply_to=message)
+            return Message(Error(ErrorCode.UNKNOWN, printable(str(error))), reply_to=message)
         except Exception as error:
             log.exception("could not answer a message")
-            what = f"{type(error).__name__}: {error}"
+            what = printable(f"{type(error).__name__}: {error}")
             return Message(Error(ErrorCode.UNKNOWN, what), reply_to=message)
 
     def _roll(self, message: Message) -> Roll:
