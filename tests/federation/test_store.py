@@ -157,6 +157,19 @@ def test_pruning_leaves_what_a_run_resumed_at_the_checkpoint_needs(store: StateS
     assert value(StateStore(store.folder, 0), 0, before=5) == 3
 
 
+def test_between_checkpoints_three_versions_of_a_client_are_on_disk(store: StateStore) -> None:
+    for rounds in range(1, 41):
+        store.put(0, rounds, state(rounds))
+        store.flush()
+        if rounds == 4:
+            store.prune(durable=4)
+    assert on_disk(store, 0) == [4, 39, 40]
+    again = StateStore(store.folder, 0)  # a process that does not know of the checkpoint
+    for rounds in (41, 42, 43):
+        again.put(0, rounds, state(rounds))
+    assert value(again, 0, before=4) == 4
+
+
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("where", ["_hold", "_spill"])
 def test_ctrl_c_in_the_midst_of_a_put_costs_no_state_before_it(

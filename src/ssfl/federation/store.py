@@ -2,11 +2,13 @@
 
 Each state is tagged with the number of rounds completed when it was made. A run that goes back to
 an earlier checkpoint asks for states `before` that round and gets what was true then, because
-older versions stay until a newer checkpoint makes them useless.
+older versions stay until a newer checkpoint makes them useless. Versions in between do not: a
+client that trains a hundred rounds from one checkpoint to the next has three files, not a hundred.
 """
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ssfl.federation.state import ClientState
@@ -25,6 +27,8 @@ class StateStore:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder = folder
         self.limit = limit
+        self.durable: int | None = None
+        """Rounds completed at the last checkpoint, once this process has been told."""
         self._memory: OrderedDict[int, Versions] = OrderedDict()
         self._unsaved: set[tuple[int, int]] = set()
         self._touched: set[int] = set()
@@ -70,12 +74,9 @@ class StateStore:
     def prune(self, durable: int) -> None:
         """Delete versions that no run resumed at or after `durable` rounds would ask for."""
         with self._lock:
-            for client in self._touched:
-                versions = self._on_disk(client)
-                needed = max((v for v in versions if v <= durable), default=0)
-                for version in versions:
-                    if version < needed:
-                        self._path(client, version).unlink(missing_ok=True)
+            self.durable = durable
+            for client in self._prunable():
+                self._drop_all_but(client, [v for v in self._on_disk(client) if v > durable])
             self._touched.clear()
 
     def rewind(self, rounds: int) -> None:
@@ -92,6 +93,10 @@ class StateStore:
         """Clients with a state, on disk or in memory."""
         on_disk = {int(path.name) for path in self.folder.glob("*") if path.name.isdigit()}
         return sorted(on_disk | set(self._memory))
+
+    def _prunable(self) -> Iterable[int]:
+        """Clients who may have versions that a checkpoint outdates."""
+        return self._touched
 
     def _hold(self, client: int, version: int, state: ClientState) -> None:
         versions = self._memory.setdefault(client, {})
@@ -125,6 +130,17 @@ class StateStore:
             tensors = self._memory[client][version].tensors()
             write_tensors(self._path(client, version), tensors, {"rounds": str(version)})
             self._unsaved.discard((client, version))
+            if self.durable is not None:  # the newest two, for a round that is broken off
+                self._drop_all_but(client, sorted(self._on_disk(client))[-2:])
+
+    def _drop_all_but(self, client: int, newer: Sequence[int]) -> None:
+        """Delete versions on disk but these, and what a run resumed at the checkpoint needs."""
+        assert self.durable is not None
+        versions = self._on_disk(client)
+        resumed_from = max((v for v in versions if v <= self.durable), default=0)
+        for version in versions:
+            if version != resumed_from and version not in newer:
+                self._path(client, version).unlink(missing_ok=True)
 
     def _on_disk(self, client: int) -> list[int]:
         files = (self.folder / f"{client:06d}").glob("round-*.safetensors")
