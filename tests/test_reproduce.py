@@ -1200,7 +1200,7 @@ def test_the_command_fails_where_a_run_has_failed_and_only_there(tmp_path: Path)
     assert "the budget was spent" in spent.output
     failed = CliRunner().invoke(app(), [*arguments, "--arm", "personal"])
     assert failed.exit_code == 1, failed.output
-    assert "personal-seed0: round 0: only 0 of 3 clients replied" in failed.output
+    assert "personal-seed0: round 1: only 0 of 3 clients replied" in failed.output
     fine = CliRunner().invoke(app(), [*arguments, "--arm", "plain"])
     assert fine.exit_code == 0, fine.output
 

@@ -17,10 +17,10 @@ Result = TypeVar("Result")
 def beside(stream: torch.cuda.Stream) -> Iterator[None]:
     """Queue what is called inside the block in `stream`: after what was queued before the block,
     and before what is queued after it."""
-    stream.wait_stream(torch.cuda.current_stream())
+    stream.wait_stream(torch.cuda.current_stream(stream.device))
     with torch.cuda.stream(stream):
         yield
-    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.current_stream(stream.device).wait_stream(stream)
 
 
 def record(

@@ -386,7 +386,7 @@ def bad_day(tmp_path_factory):
         server = federation.serve()
         federation.start_site("north", NAP="3:6", SPOIL="4", GARBLE="5")
         south = federation.start_site("south", NAP="1:30")
-        federation.wait_for(lambda: "round 1: train" in federation.log("south"), server)
+        federation.wait_for(lambda: "round 2: train" in federation.log("south"), server)
         (node,) = children(south.pid)
         for pid in (south.pid, node):  # while it naps: none of its clients has worked yet
             os.kill(pid, signal.SIGKILL)
@@ -401,10 +401,10 @@ def bad_day(tmp_path_factory):
             "careless",
             **{"--root-certificates": None, "--auth-supernode-private-key": None, "--insecure": ""},
         )
-        federation.wait_for(lambda: "round 2: train" in federation.log("north"), server)
+        federation.wait_for(lambda: "round 3: train" in federation.log("north"), server)
         (link,) = children(server.pid)
         os.kill(link, signal.SIGKILL)
-        federation.wait_for(lambda: "round 3: train" in federation.log("north"), server)
+        federation.wait_for(lambda: "round 4: train" in federation.log("north"), server)
         server.kill()  # while the north naps: the round cannot have ended
         server.wait()
         server = federation.party("serve", run, log="serve-again")
@@ -426,7 +426,7 @@ def test_a_site_killed_in_mid_round_costs_its_own_clients_and_comes_back(bad_day
     assert rows[1]["accepted"] == 3
     assert sum(rows[1]["failures"].values()) == 3
     assert set(rows[1]["failures"]) <= {"lost", "deadline"}
-    assert re.search(r"round 1: client 3 \w+: site south: ", bad_day.federation.log("serve"))
+    assert re.search(r"round 2: client 3 \w+: site south: ", bad_day.federation.log("serve"))
     assert rows[4]["asked"] == 6
 
 
@@ -437,17 +437,17 @@ def test_what_cannot_be_right_is_refused_with_its_clients_id_and_the_round_goes_
     for client, complaint in {
         0: "over the limit",
         1: "another layout",
-        2: "a train reply for round 11",
+        2: "a train reply of round 12",
         3: "not finite",
     }.items():
-        assert re.search(f"round 4: client {client} refused: .*{complaint}", log)
+        assert re.search(f"round 5: client {client} refused: .*{complaint}", log)
 
 
 def test_a_message_that_flower_cannot_read_costs_its_own_site_and_the_run_goes_on(bad_day):
     rows = [row for row in Run(bad_day.federation.home / "run").metrics if row["kind"] == "round"]
     assert (sorted(rows[5]["took_part"]), rows[5]["failures"]) == ([3, 4, 5], {"error": 3})
     log = bad_day.federation.log("serve-again")
-    assert "round 5: client 0 error: site north: its message cannot be read" in log
+    assert "round 6: client 0 error: site north: its message cannot be read" in log
 
 
 def test_the_superlink_is_started_again_and_the_run_goes_on(bad_day):

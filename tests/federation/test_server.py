@@ -151,7 +151,7 @@ def test_a_round_with_too_few_replies_ends_the_run_and_moves_nothing() -> None:
     server.play_round()
     before = {name: tensor.clone() for name, tensor in server.state().items()}
     party.answers = dict.fromkeys((0, 1, 3), lost)
-    with pytest.raises(FederationError, match=r"round 1: only 1 of 4 .* the line is dead"):
+    with pytest.raises(FederationError, match=r"round 2: only 1 of 4 .* the line is dead"):
         server.play_round()
     assert party.asked[1:] == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 3]]
     assert server.rounds_done == 1
@@ -179,7 +179,7 @@ BAD = {
     "not finite ": infinite,
     "another layout": lambda reply: replace(reply, layout="0123456789abcdef"),
     "another layout ": lambda reply: replace(reply, delta=torch.zeros(LAYOUT.shared + 1)),
-    "for round 7": lambda reply: replace(reply, round=7),
+    "of round 8": lambda reply: replace(reply, round=7),
     "evaluate reply": lambda reply: replace(reply, kind=TaskKind.EVALUATE),
     "over the limit": huge,
     "-5 samples": lambda reply: replace(reply, samples=-5),

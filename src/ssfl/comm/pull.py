@@ -116,7 +116,7 @@ class PullCommunicator:
 
     def _mourn(self, job: Job, task: Task, deaths: int, queue: list[int]) -> Reply | None:
         """A worker died: its client goes back to the head of the queue, or is given up."""
-        log.warning("round %d: client %d lost its worker", job.task.round, job.client)
+        log.warning("%s: client %d lost its worker", job.task.when, job.client)
         if job.task is not task:  # it was late, and counted as such
             return None
         if deaths < ATTEMPTS:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ssfl.federation.known import Known
-from ssfl.federation.messages import Failure, Reason, Reply, Task, failed
+from ssfl.federation.messages import Failure, Reason, Reply, Task, failed, when
 
 _RUNAWAY = "if all are so, lower local.lr or server.lr"
 
@@ -60,7 +60,7 @@ class Admission:
 
     def _objection(self, reply: Reply, task: Task) -> str | None:
         if reply.kind is not task.kind or reply.round > task.round:
-            return f"a {reply.kind} reply for round {reply.round} to a {task.kind} task"
+            return f"a {reply.kind} reply of {when(reply.kind, reply.round)} to a {task.kind} task"
         if reply.samples <= 0:
             return f"it claims {reply.samples} samples"
         if self._known is not None and (objection := self._known.objection(reply)):

@@ -57,7 +57,7 @@ class Client:
         except SSFLError as error:
             return failed(self.id, task, Reason.ERROR, str(error))
         except Exception as error:
-            log.exception("client %d failed in round %d", self.id, task.round)
+            log.exception("%s: client %d failed", task.when, self.id)
             return failed(self.id, task, Reason.ERROR, f"{type(error).__name__}: {error}")
 
     def _train(self, task: Task) -> Reply:

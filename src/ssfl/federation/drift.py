@@ -52,7 +52,8 @@ class Drift:
             drift.sub_(self._own)
 
     def finish(self, task: Task, kept: ClientState, steps: int) -> ClientState:
-        """What the client keeps, with SCAFFOLD's c_k⁺ = c_k − c + (Θ − Θ_k)/(steps·β) (option II).
+        """What the client keeps, with SCAFFOLD's c_k⁺ = c_k − c + (Θ − Θ_k)/(steps·β) (option II),
+        where Θ is the point its steps began at.
 
         Steps are counted as momentum multiplies them (`effective_steps`), or c_k would be up to
         1/(1 − ρ) gradients long; without momentum this is option II to the letter.

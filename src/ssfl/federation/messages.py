@@ -53,6 +53,17 @@ class Task:
     folded: dict[int, int] = field(default_factory=dict)
     """SCAFFOLD: of the clients asked, the last round of each whose Δc_k is in c."""
 
+    @property
+    def when(self) -> str:
+        """Its place in the run, for people."""
+        return when(self.kind, self.round)
+
+
+def when(kind: TaskKind, round_: int) -> str:
+    """A task's place in the run for people, who count rounds from one: Θ^(0) is trained in round 1,
+    and judged after round 0."""
+    return f"round {round_ + 1}" if kind is TaskKind.TRAIN else f"after round {round_}"
+
 
 @dataclass(frozen=True)
 class Joint:

@@ -22,7 +22,7 @@ from ssfl.federation.aggregate import Aggregator, build_aggregator, fold, in_ord
 from ssfl.federation.communicator import Communicator
 from ssfl.federation.drift import move_control
 from ssfl.federation.known import Known
-from ssfl.federation.messages import Failure, Reason, Reply, Task, TaskKind
+from ssfl.federation.messages import Failure, Reason, Reply, Task, TaskKind, when
 from ssfl.federation.options import ServerOptions
 from ssfl.federation.samplers import build_sampler
 from ssfl.federation.server_optimizers import build_server_optimizer
@@ -196,7 +196,7 @@ class Server:
             reasons = ", ".join(f"{n} {reason}" for reason, n in report.failures.items())
             detail = next(iter(failures.values())).detail if failures else "no reason given"
             raise FederationError(
-                f"round {task.round}: only {report.accepted} of {len(asked)} clients replied and "
+                f"{task.when}: only {report.accepted} of {len(asked)} clients replied and "
                 f"{needed} are needed (server.min_replies); {reasons}, the first: {detail}"
             )
 
@@ -215,18 +215,18 @@ class Server:
             work = {(client, reply.round) for client in reply.clients}
             if reply.round < task.round and not work <= self._overdue.difference(report.late):
                 log.warning(
-                    "round %d: client %d sent work of round %d that nobody waits for: dropped",
-                    task.round,
+                    "%s: client %d sent work of %s that nobody waits for: dropped",
+                    task.when,
                     reply.client,
-                    reply.round,
+                    when(reply.kind, reply.round),
                 )
                 continue
             admitted = self._admission.admit(reply, task)
             on_reply(admitted)
             if admitted.failure is not None:
                 log.warning(
-                    "round %d: client %s %s: %s",
-                    task.round,
+                    "%s: client %s %s: %s",
+                    task.when,
                     ", ".join(map(str, admitted.clients)),
                     admitted.failure.reason,
                     admitted.failure.detail,

@@ -78,7 +78,7 @@ class SiteAnswers:
             if client not in ours
         ]
         wanted = [client for client in order.clients if client in ours]
-        log.info("round %d: %s for clients %s", order.task.round, order.task.kind, wanted)
+        log.info("%s: %s for clients %s", order.task.when, order.task.kind, wanted)
         self._keeper.prepare(order.task)
         replies += self._local.exchange(order.task, wanted, order.seconds)
         self._keeper.keep(order.task)
