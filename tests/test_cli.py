@@ -640,7 +640,7 @@ def test_a_run_whose_clients_all_fail_is_one_sentence_and_can_be_resumed(
         patch.setattr(trainer.Trainer, "_one_step", broken)
         answer = ssfl("train", recipe, "--out", "run")
         assert_one_sentence(
-            (*answer[:2], answer[2].splitlines(keepends=True)[-1]), "round 0", "no luck"
+            (*answer[:2], answer[2].splitlines(keepends=True)[-1]), "round 1", "no luck"
         )
     code, _, err = ssfl("train", "--resume", "run")
     assert code == 0, err
