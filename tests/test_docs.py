@@ -2,10 +2,12 @@
 docs/adding-an-algorithm.md, which are run as they stand."""
 
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -128,7 +130,16 @@ LINES = [(page, line) for page in PAGES for line in dict.fromkeys(command_lines(
 
 
 @pytest.mark.parametrize(("page", "line"), LINES, ids=[f"{p.name}: {x}" for p, x in LINES])
-def test_command_lines_parse(page, line):
+def test_command_lines_parse(page, line, request):
+    if page == ADDING_PAGE:
+        request.getfixturevalue("adding")
+        for module in ("mutual_ssfl", "align_uniform", "arrays"):
+            import_module(module)
+    parse(line)
+
+
+def parse(line: str) -> None:
+    """Read a command line as `ssfl` would, its settings too."""
     rest = words(line)
     command: Any = typer.main.get_command(app)
     context, name = None, "ssfl"
@@ -150,9 +161,9 @@ def test_command_lines_parse(page, line):
 def test_command_lines_are_found_and_a_wrong_one_is_seen():
     assert len(LINES) > 30
     with pytest.raises(Exception, match="No such"):
-        test_command_lines_parse(None, "ssfl train demo --no-such-option")
+        parse("ssfl train demo --no-such-option")
     with pytest.raises(Exception, match="no_such_key"):
-        test_command_lines_parse(None, "ssfl train demo --set local.no_such_key=1")
+        parse("ssfl train demo --set local.no_such_key=1")
 
 
 # Options
@@ -252,10 +263,9 @@ def blocks() -> list[str]:
 @pytest.fixture
 def adding(tmp_path, monkeypatch):
     """The page's files, where Python finds them; what they register is forgotten afterwards."""
-    algorithm, script, cli, test, method, source = blocks()
+    algorithm, script, test, method, source = blocks()
     (tmp_path / "mutual_ssfl.py").write_text(algorithm)
     (tmp_path / "script.py").write_text(script.replace('"server.rounds=2"', f"*{TINY!r}"))
-    (tmp_path / "mine.py").write_text(cli)
     (tmp_path / "test_mutual_ssfl.py").write_text(test)
     (tmp_path / "align_uniform.py").write_text(method)
     (tmp_path / "arrays.py").write_text(source)
@@ -289,10 +299,52 @@ def test_the_new_algorithm_trains_from_python(adding):
 def test_the_new_algorithm_trains_from_the_command_line(adding):
     settings = [word for setting in TINY for word in ("--set", setting)]
     chosen = ["--set", "algorithm.name=mutual-ssfl", "--out", "here"]
-    command = [sys.executable, "mine.py", "train", "demo", *settings, *chosen]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = typed("train", "demo", *settings, *chosen, plugins="mutual_ssfl, align_uniform")
     assert done.returncode == 0, done.stderr
     assert (adding / "here" / "final.json").is_file()
+
+
+def test_an_installed_package_needs_no_more_than_its_entry_point(adding):
+    text = sections(ADDING_PAGE)["Registering it"]
+    toml = re.search(r"^    (\[project\.entry-points.*)\n    (.*)$", text, re.MULTILINE)
+    (group,) = tomllib.loads("\n".join(toml.groups()))["project"]["entry-points"].items()
+    about = adding / "installed" / "mutual-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mutual\nVersion: 1.0\n")
+    lines = [f"{name} = {module}" for name, module in group[1].items()]
+    (about / "entry_points.txt").write_text("\n".join([f"[{group[0]}]", *lines]))
+    (adding / "mutual_ssfl.py").rename(adding / "installed" / "mutual_ssfl.py")
+    done = typed("config", "demo", "--set", "algorithm.name=mutual-ssfl", path=about.parent)
+    assert done.returncode == 0, done.stderr
+    assert 'name = "mutual-ssfl"' in done.stdout
+
+
+def test_a_plug_in_that_cannot_be_imported_is_named_beside_the_name_nobody_knows(adding):
+    (adding / "clumsy.py").write_text("1 / 0")
+    done = typed("config", "demo", "--set", "algorithm.name=mutual", plugins="clumsy,nowhere")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    for words in (
+        "unknown algorithm 'mutual'",
+        "clumsy could not be imported (ZeroDivisionError",
+        "nowhere could not be imported (ModuleNotFoundError",
+    ):
+        assert words in done.stderr
+    done = typed("config", "demo", plugins="clumsy")  # nothing is imported that nobody asks for
+    assert done.returncode == 0, done.stderr
+
+
+def typed(*words: str, plugins: str = "", path: Path | None = None) -> Any:
+    """What `ssfl` answers, as installed: its path is without the working directory."""
+    places = [] if path is None else [str(path)]
+    source = os.environ.get("PYTHONPATH")
+    home = os.environ | {
+        "SSFL_PLUGINS": plugins,
+        "PYTHONPATH": os.pathsep.join([*places, *([source] if source else [])]),
+        "PYTHONSAFEPATH": "1",
+    }
+    command = [sys.executable, "-m", "ssfl", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=home)
 
 
 @pytest.mark.parametrize(
