@@ -451,7 +451,7 @@ def test_a_run_of_somebodys_own_algorithm_says_once_that_it_must_be_imported(
     path = Path("run/config.toml")
     path.write_text(path.read_text().replace('name = "global-ssfl"', 'name = "mine"'))
     for command in ("info", "report", "evaluate"):
-        assert_one_sentence(ssfl(command, "run"), "unknown algorithm 'mine'", "module is imported")
+        assert_one_sentence(ssfl(command, "run"), "unknown algorithm 'mine'", "SSFL_PLUGINS")
 
 
 def test_updates_that_run_away_come_with_what_to_lower(ssfl: Call, recipe: Path) -> None:
