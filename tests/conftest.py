@@ -1,5 +1,6 @@
 """What all tests share: helpers beside them can be imported, and a slow machine is no bug."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -14,3 +15,7 @@ settings.load_profile("ssfl")
 
 # A suite started in the background ignores Ctrl-C, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where COLUMNS is set as a console is made, that console keeps the width for good; tests set it.
+os.environ.pop("COLUMNS", None)
+import ssfl.commands.console  # noqa: E402, F401

@@ -564,17 +564,21 @@ def test_a_run_of_another_version_or_model_is_one_sentence(ssfl: Call, recipe: P
     assert_one_sentence(ssfl("train", "--resume", "run"), "could not read", saved.name)
 
 
-def test_a_full_disk_is_one_sentence(
-    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def fill_the_disk_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fsync = os.fsync
 
     def full(handle: int) -> None:
-        if "checkpoints" in os.readlink(f"/proc/self/fd/{handle}"):
+        if what in os.readlink(f"/proc/self/fd/{handle}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", full)
+
+
+def test_a_full_disk_is_one_sentence(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_the_disk_for("checkpoints", monkeypatch)
     answer = ssfl("train", recipe, "--out", "run")
     assert_one_sentence(answer, "No space left on device", "run/checkpoints")
 
@@ -612,6 +616,16 @@ def test_mistakes_in_an_evaluation_are_one_sentence(ssfl: Call, recipe: Path) ->
     assert_one_sentence(setting("fractions=[0.1, 2.0]"), "fractions.1 = 2.0", "or equal to 1")
     assert_one_sentence(setting("linear"), "section.key=value", "finetune.epochs=20")
     assert_one_sentence(ssfl("evaluate", "run", "-p", "nope"), "'nope'", "semi-linear")
+
+
+def test_figures_that_cannot_be_saved_are_shown_all_the_same(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
+    fill_the_disk_for("evaluation.json", monkeypatch)
+    answer = ssfl("evaluate", "run", "-p", "knn")
+    assert_one_sentence(answer, "could not write run/evaluation.json", "No space left on device")
+    assert re.search(r"kNN\b.* 0\.\d{4} ", answer[1])
 
 
 def test_an_evaluation_says_which_figures_it_drops(ssfl: Call, recipe: Path) -> None:

@@ -356,6 +356,18 @@ def test_without_a_global_encoder_the_personal_figures_are_kept(tmp_path: Path) 
     assert set(found.results[0].figures) == {"personal_linear", "personal_knn"}
 
 
+def test_a_run_that_cannot_be_judged_costs_itself_alone(tmp_path: Path) -> None:
+    path, text = write_study(tmp_path, figures='"personal_linear"'), "algorithm.name=per-ssfl"
+    mad = 'algorithm.name=local-only", "local.lr=1e30'
+    path.write_text(path.read_text().replace(text, mad))
+    found = reproduce(path, rounds=1, seeds=2, out=tmp_path, timing=False)
+    assert [(result.arm, result.seed) for result in found.results] == [("plain", 0), ("plain", 1)]
+    assert [left.arm for left in found.unfinished] == ["personal", "personal"]
+    for left in found.unfinished:
+        assert left.why.startswith("failed: personal_linear cannot be measured on this run")
+        assert "training has diverged" in left.why
+
+
 @pytest.mark.parametrize("how", [KeyboardInterrupt, Killed])
 def test_cut_off_and_gone_on_with_it_comes_to_the_same_figures(
     whole: Whole, tmp_path: Path, how: type[BaseException]

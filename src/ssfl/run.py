@@ -155,6 +155,11 @@ class Run:
         write_text(self.path / "facts.json", json.dumps(facts, indent=2))
 
     @property
+    def evaluation(self) -> Path:
+        """Where the figures of `ssfl evaluate` are."""
+        return self.path / "evaluation.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

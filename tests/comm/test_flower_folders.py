@@ -388,6 +388,18 @@ def test_bad_options_of_serve_are_one_sentence_and_leave_nothing(federation, tmp
         assert not (tmp_path / "new").exists()
 
 
+def test_a_port_that_is_taken_is_one_sentence_and_leaves_nothing(federation, tmp_path):
+    home, _ = federation
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        told = refused_command(
+            *("serve", home / "ours.toml", "--keys", home / "keys", "--out", tmp_path / "new"),
+            *("--port", port),
+        )
+    assert told == f"port {port} is taken: stop what listens there, or choose a --port"
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.fixture
 def stopped(federation, tmp_path, monkeypatch):
     """A coordinator's run to go on with; Flower's programs stay away."""
@@ -493,6 +505,16 @@ def test_bad_options_of_a_site_are_one_sentence_and_leave_nothing(federation, tm
         options = [part for pair in (well | {option: value}).items() for part in pair]
         assert complaint in refused_command("site", "init", tmp_path / "site", *options)
         assert not (tmp_path / "site").exists()
+
+
+def test_a_rehearsal_of_a_client_whom_the_recipe_does_not_have_is_refused(federation, tmp_path):
+    home, _ = federation
+    told = refused_command(
+        *("site", "init", tmp_path / "site", "--server", "192.0.2.7:9092", "--recipe", "demo"),
+        *("--ca", home / "keys" / "ca.pem", "--clients", "3,10"),
+    )
+    assert told == "the recipe has clients 0 to 9, not 10"
+    assert not (tmp_path / "site").exists()
 
 
 def test_flowers_log_lines_go_to_a_file_and_ours_to_the_terminal(tmp_path, capsys, monkeypatch):

@@ -38,18 +38,18 @@ def evaluate(
     Example: ssfl evaluate runs/demo -p knn -p semi-linear
     """
     from ssfl.commands.console import say
-    from ssfl.protocols.judge import PROTOCOLS
-    from ssfl.protocols.judge import evaluate as judge
+    from ssfl.protocols.judge import PROTOCOLS, measure
     from ssfl.run import Run
 
     opened = Run(run)
     options = parse_options(settings or [])
     chosen = list(PROTOCOLS) if everything else protocol
     with bars() as progress:
-        found = judge(opened, chosen, options=options, progress=watcher(progress))
+        found = measure(opened, chosen, options=options, progress=watcher(progress))
     show(found, opened, health=chosen is not None and "health" in chosen)
+    found.save(opened.evaluation)  # shown already, should this fail
     page = f"`ssfl report {quote(str(run))}` puts it on the page"
-    say(f"saved {opened.path / 'evaluation.json'}; {page}")
+    say(f"saved {opened.evaluation}; {page}")
 
 
 def parse_options(settings: list[str]) -> "ProtocolOptions":

@@ -84,17 +84,28 @@ def evaluate(
     RUN/evaluation.json. Figures of other protocols measured before, in the same way, are kept;
     a note names those that are not."""
     run = run if isinstance(run, Run) else Run(run)
+    found = measure(run, protocols, options=options, data=data, progress=progress)
+    found.save(run.evaluation)
+    return found
+
+
+def measure(
+    run: Run,
+    protocols: Sequence[str] | None = None,
+    *,
+    options: ProtocolOptions | None = None,
+    data: FederatedData | None = None,
+    progress: Progress = silent,
+) -> Evaluation:
+    """What `evaluate` finds and would write."""
     chosen = TABLES if protocols is None else tuple(protocols)
     for name in chosen:
         if name not in PROTOCOLS:
             raise ConfigError(f"unknown protocol '{name}': choose among {', '.join(PROTOCOLS)}")
     bench = Bench(run, data, progress)
-    found, path = judge(bench, chosen, options or ProtocolOptions()), run.path / "evaluation.json"
-    before = load_evaluation(path) if bench.labelled else None
-    if before is not None:
-        found = before.updated(found)
-    found.save(path)
-    return found
+    found = judge(bench, chosen, options or ProtocolOptions())
+    before = load_evaluation(run.evaluation) if bench.labelled else None
+    return found if before is None else before.updated(found)
 
 
 def judge(bench: Bench, protocols: Sequence[str], options: ProtocolOptions) -> Evaluation:

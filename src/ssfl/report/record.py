@@ -82,7 +82,7 @@ class Record:
     @cached_property
     def evaluation(self) -> Evaluation | None:
         """What `ssfl evaluate` found, if it was run on this very checkpoint."""
-        found = load_evaluation(self.run.path / "evaluation.json")
+        found = load_evaluation(self.run.evaluation)
         return found if found and found.rounds == self.done else None
 
     @property

@@ -25,8 +25,8 @@ from ssfl.run import Run
 
 def judge(study: Study, job: Job, progress: Progress) -> Evaluation:
     """The study's figures; those that were measured before, for another study, are not again."""
-    run, path = Run(job.home), job.home / "evaluation.json"
-    old = load_evaluation(path)
+    run = Run(job.home)
+    old = load_evaluation(run.evaluation)
     if old is not None and not _as_wanted(old, study, job):
         old = None
     there = {score.name for score in old.scores} | set(HEALTH) if old else set()
@@ -37,7 +37,7 @@ def judge(study: Study, job: Job, progress: Progress) -> Evaluation:
         known = {score.name for score in found.scores}
         kept = [score for score in old.scores if score.name not in known]
         found = replace(found, scores=[*found.scores, *kept])
-        found.save(path)
+        found.save(run.evaluation)
     return found
 
 
@@ -63,7 +63,7 @@ def result_of(
                 figures[name] = Figure.of(found[name])
     if missing := set(plan.study.figures_of(job.arm)) - set(figures):
         raise ConfigError(
-            f"{job.name}: {', '.join(sorted(missing))} cannot be measured on this run; "
+            f"{', '.join(sorted(missing))} cannot be measured on this run; "
             f"{'; '.join(found.notes) or 'choose other figures in the study'}"
         )
     for name in ("global_knn", "personal_knn"):

@@ -7,7 +7,7 @@ what was done is kept, and the same command goes on with it.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ssfl.errors import CheckpointError, ConfigError, FederationError
+from ssfl.errors import CheckpointError, ConfigError, FederationError, SSFLError
 from ssfl.experiment import Display, resume, train
 from ssfl.federation.engine import pick_device
 from ssfl.files import write_text
@@ -205,8 +205,7 @@ class _Playing:
                 self.why[job.name] = "the budget was spent"
                 return
             except FederationError as error:
-                self.why[job.name] = f"failed: {error}"
-                self.watch.failed(job, str(error))
+                self._failed(job, error)
                 return
             finally:
                 made.release()
@@ -216,8 +215,16 @@ class _Playing:
         with self.watch.evaluation(job) as progress:
             found = judge(self.plan_.study, job, progress)
         made.release()
-        result = result_of(self.plan_, job, found, self.settings, self.command)
+        try:
+            result = result_of(self.plan_, job, found, self.settings, self.command)
+        except ConfigError as error:  # its encoders have diverged, say: other runs have not
+            self._failed(job, error)
+            return
         write_text(job.record, result.model_dump_json())
+
+    def _failed(self, job: Job, error: SSFLError) -> None:
+        self.why[job.name] = f"failed: {error}"
+        self.watch.failed(job, str(error))
 
     def _write(self, *, pictures: bool) -> None:
         """Everything under OUT/NAME, from what is known so far, here and in other processes."""

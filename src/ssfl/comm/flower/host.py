@@ -29,6 +29,7 @@ from ssfl.comm.flower.sums import Sums
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import Config, load_config, to_toml, validated
 from ssfl.data.here import HereOptions
+from ssfl.data.sources.sites import SitesOptions
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, save_checkpoint
 from ssfl.federation.client import Host
@@ -76,12 +77,20 @@ def init_site(folder: Path, options: SiteOptions, config: Config, ca: Path) -> P
     check_authority(ca)
     if options.data is not None and not options.data.is_dir():
         raise ConfigError(f"there is no folder {options.data}: give the images' with --data")
+    known = config.partition.clients
+    if options.data is None and _of_known_clients(config) and max(options.clients) >= known:
+        raise ConfigError(f"the recipe has clients 0 to {known - 1}, not {max(options.clients)}")
     public = make_site_key(folder)
     lines = [f"{key} = {json.dumps(value)}" for key, value in _plain(options).items()]
     write_text(folder / "site.toml", "\n".join(lines) + "\n")
     write_text(folder / "recipe.toml", to_toml(config))
     write_text(folder / "ca.pem", ca.read_text())
     return public
+
+
+def _of_known_clients(config: Config) -> bool:
+    """The recipe has images, and says itself how many clients they are shared out to."""
+    return config.partition.kind != "natural" and not isinstance(config.data, SitesOptions)
 
 
 def load_site(folder: Path, data: Path | None = None) -> tuple[SiteOptions, Config]:

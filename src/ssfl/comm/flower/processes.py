@@ -93,6 +93,12 @@ def free_port() -> int:
         return port
 
 
+def check_port(port: int) -> None:
+    """Say that somebody listens there already."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        raise FederationError(f"port {port} is taken: stop what listens there, or choose a --port")
+
+
 def new_secret(path: Path) -> bytes:
     """A secret that this process shares with its child through a file."""
     secret = secrets.token_bytes(32)
@@ -113,8 +119,7 @@ def wait_for_port(child: Child, port: int, patience: float = 60.0) -> None:
 @contextlib.contextmanager
 def kept_running(child: Child, port: int) -> Iterator[None]:
     """Run a child for the length of the `with` block; start it again if it dies meanwhile."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        raise FederationError(f"port {port} is taken: stop what listens there, or choose a --port")
+    check_port(port)
     child.start()
     over = threading.Event()
 

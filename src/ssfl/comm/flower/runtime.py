@@ -8,6 +8,7 @@ pull the message, push the reply. The coordinator gets a `Grid`, a site a stream
 
 import contextlib
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,6 +50,8 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
 from ssfl.errors import ConfigError, FederationError
+
+log = logging.getLogger(__name__)
 
 POLL = 0.2
 HEARTBEAT = 10.0
@@ -175,8 +178,12 @@ def answer_messages(
                 time.sleep(POLL)  # the SuperNode is going down or coming up
                 continue
             if task.token:
-                with contextlib.suppress(httpx.HTTPError):  # the run was stopped meanwhile
+                try:
                     _answer_one(address, task.token, answer)
+                except httpx.HTTPError:
+                    pass  # the run was stopped meanwhile
+                except Exception as error:  # whatever Flower stumbles over in what was sent
+                    log.warning("a message could not be answered: %r", error)
             else:
                 time.sleep(POLL)
 

@@ -83,7 +83,7 @@ def connect(config: Config, folder: Path, hosts: Sequence[Host]) -> FlowerCommun
         ca = (options.keys / "ca.pem").read_bytes()
         link = Link(f"127.0.0.1:{options.port}", ca, secret)
         door = Door(link, options.keys / "sites")
-        door.open()
+        door()
         grid = stack.enter_context(link.run())
         recipe = json.dumps(shared_recipe(config))
         communicator = FlowerCommunicator(
@@ -104,27 +104,26 @@ class Door:
         self._link, self._folder = link, folder
         self._seen: set[tuple[Path, int]] = set()
 
-    def open(self) -> None:
-        """Register every new key, or say what is wrong with the first that cannot be."""
-        for key in sorted(self._folder.glob("*.pub")):
-            version = (key, key.stat().st_mtime_ns)  # a file that changes is read again
-            if version in self._seen:
-                continue
-            self._seen.add(version)
-            try:
-                self._link.register(key.stem, key)
-            except FederationError:
-                self._seen.remove(version)
-                raise
-            log.info("site %s may join: its key is known", key.stem)
-
     def __call__(self) -> None:
+        for key in sorted(self._folder.glob("*.pub")):
+            try:
+                self._let_in(key)
+            except ConfigError as error:
+                log.warning("%s", error)
+            except (FederationError, OSError):
+                return  # the SuperLink is being started again, or a file was just taken away: later
+
+    def _let_in(self, key: Path) -> None:
+        version = (key, key.stat().st_mtime_ns)  # a file that changes is read again
+        if version in self._seen:
+            return
+        self._seen.add(version)
         try:
-            self.open()
-        except ConfigError as error:
-            log.warning("%s", error)
-        except (FederationError, OSError):
-            pass  # the SuperLink is being started again, or a file was just taken away: later
+            self._link.register(key.stem, key)
+        except FederationError:
+            self._seen.remove(version)
+            raise
+        log.info("site %s may join: its key is known", key.stem)
 
 
 def check_keys(folder: Path) -> None:
