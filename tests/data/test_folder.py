@@ -65,6 +65,24 @@ def test_hidden_files_and_other_files_are_passed_over(tree):
     assert len(load(tree).train) == 30
 
 
+def test_links_are_followed_but_not_in_circles(tree, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for i in range(10):
+        save(elsewhere / f"{i}.png")
+    (tree / "dora").symlink_to(elsewhere)
+    (tree / "ann" / "up").symlink_to(tree)
+    (elsewhere / "across").symlink_to(tree / "ann")
+    data = load(tree, layout="clients")
+    assert data.owners == ("ann", "bob", "cleo", "dora")
+    assert data.train.owners.bincount().tolist() == [10, 10, 10, 20]
+
+
+def test_a_link_that_leads_nowhere_is_a_broken_file(tree):
+    (tree / "ann" / "gone.png").symlink_to(tree / "unmounted" / "gone.png")
+    assert "1 of 31 images" in load(tree).notes[0]
+    assert "ann/gone.png" in load(tree).notes[0]
+
+
 @pytest.mark.parametrize(
     ("name", "mode"),
     [

@@ -7,18 +7,19 @@ import torch
 from torch import Tensor
 
 from ssfl.data.decode import decode, first_broken
-from ssfl.data.sources.folder import SUFFIXES
+from ssfl.data.sources.folder import image_files
 from ssfl.encoder import Encoder
 from ssfl.errors import DataError
 from ssfl.evaluation.features import extract
 
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
-    """The image files named, and all those under the folders named, in a fixed order."""
+    """The image files named, and all that the folder source would find in the folders named, in a
+    fixed order."""
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if _is_image(p, path))
+            inside = image_files(path)
             if not inside:
                 raise DataError(f"there are no images under {path}")
             found += inside
@@ -29,12 +30,6 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     if not found:
         raise DataError("no images were named: give files or folders")
     return found
-
-
-def _is_image(path: Path, folder: Path) -> bool:
-    """Whether it is a file that the folder source would read: hidden ones are not meant."""
-    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return path.suffix.lower() in SUFFIXES and not hidden and path.is_file()
 
 
 def read_images(

@@ -4,6 +4,7 @@ Sizes and modes may be mixed; all become RGB squares of one size. Files that can
 counted and named in the data set's notes, and only too many of them stop the run.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -41,7 +42,8 @@ class FolderOptions(Section):
 
     source: Literal["folder"] = "folder"
     path: Path = Path("images")
-    """The folder: absolute, or relative to where the command runs or to the data folder."""
+    """The folder: absolute, or relative to where the command runs or to the data folder. Links in
+    it are followed."""
     layout: Literal["auto", "clients", "classes", "flat"] = "auto"
     """clients: one subfolder per client; classes: one per class; flat: no meaning in subfolders;
     auto: classes where all images are in subfolders, else flat."""
@@ -107,19 +109,34 @@ def locate(path: Path, root: Path) -> Path:
 
 
 def _find(folder: Path) -> list[Path]:
-    """All image files below `folder`, in an order that does not depend on the file system."""
-    paths = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+    paths = image_files(folder)
     if not paths:
         raise DataError(
             f"{folder} holds no images, nor do its subfolders (looked for {', '.join(SUFFIXES)})"
         )
     return paths
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All image files below `folder`, in an order that does not depend on the file system.
+
+    Links are followed: a client's folder may well be a link to where its images lie. One that
+    leads nowhere is an image that cannot be read. What is hidden is not meant.
+    """
+    return sorted(_walk(folder, ()))
+
+
+def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    here = folder.resolve()
+    if here in above:  # a link back up: it would lead in circles
+        return
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from _walk(path, (*above, here))
+        elif path.suffix.lower() in SUFFIXES and (path.is_file() or path.is_symlink()):
+            yield path
 
 
 def _groups(
