@@ -113,6 +113,26 @@ def test_grey_and_sixteen_bit_images_keep_their_brightness(tmp_path):
     assert pixels[:, :, 3, 3].tolist() == [[128] * 3, [128] * 3, [200] * 3, [255] * 3]
 
 
+@pytest.mark.parametrize(
+    ("kind", "white"),
+    [("float32", 1), ("float32", 255), ("float32", 65535), ("int32", 255), ("int32", 65535)],
+)
+def test_images_of_thirty_two_bits_keep_their_brightness_whatever_their_white(
+    tmp_path, kind, white
+):
+    values = np.array([[0.0, 0.2], [0.6, 1.0]]).repeat(8, 0).repeat(8, 1) * white
+    Image.fromarray(values.astype(kind)).save(tmp_path / "a.tif")
+    found = load(tmp_path, image_size=16).train.pixels[0, :, ::8, ::8]
+    assert found.tolist() == [[[0, 51], [153, 255]]] * 3
+
+
+@pytest.mark.parametrize("value", [1e6, float("nan")])
+def test_images_whose_white_nobody_knows_are_broken_files_not_white_ones(tmp_path, value):
+    Image.fromarray(np.full((16, 16), value, dtype="float32")).save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match=r"its values go up to .*: save it with 8 or 16 bits"):
+        load(tmp_path)
+
+
 def test_what_is_transparent_becomes_white(tmp_path):
     Image.new("RGBA", (20, 20), (10, 20, 30, 0)).save(tmp_path / "clear.png")
     Image.new("RGBA", (20, 20), (0, 0, 0, 128)).save(tmp_path / "half.png")

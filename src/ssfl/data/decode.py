@@ -113,13 +113,20 @@ def _rgb(image: "Image") -> "Image":
     from PIL import Image
 
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        values: NDArray[Any] = np.asarray(image).astype(np.float64)
-        top = 65535.0 if image.mode != "F" and values.max(initial=0) > 255 else 255.0
-        if image.mode.startswith("I;16"):
-            top = 65535.0
-        image = Image.fromarray(np.rint(np.clip(values / top, 0, 1) * 255).astype(np.uint8))
+        image = Image.fromarray(_eight_bits(np.asarray(image), image.mode))
     if "A" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
     return image.convert("RGB")
+
+
+def _eight_bits(values: NDArray[Any], mode: str) -> NDArray[np.uint8]:
+    """Deep greys as 0 to 255. Images of 32 bits do not say what their white is: it is the least of
+    1 (in floats), 255 and 65,535 that fits, floats being known to go a little beyond it."""
+    whites = {"F": (1.0, 255.0, 65535.0), "I": (255.0, 65535.0)}.get(mode, (65535.0,))
+    brightest = float(values.max())
+    white = next((white for white in whites if brightest < 2 * white), None)
+    if white is None:
+        raise ValueError(f"its values go up to {brightest:g}: save it with 8 or 16 bits")
+    return np.rint(np.clip(values / white, 0, 1) * 255).astype(np.uint8)
