@@ -164,6 +164,12 @@ def test_a_photograph_on_its_side_is_turned_upright(tmp_path):
     assert pixels[:, :5].max() == 0
 
 
+def test_a_readable_image_with_odd_remarks_beside_it_is_no_cause_for_a_warning(tmp_path, recwarn):
+    save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\xff\xff\x12\x01")
+    assert len(load(tmp_path).train) == 1
+    assert not recwarn.list
+
+
 def test_broken_files_are_counted_and_named(tree):
     (tree / "ann" / "empty.png").write_bytes(b"")
     whole = (tree / "bob" / "1.png").read_bytes()

@@ -4,6 +4,7 @@ Files that cannot be read are told apart, not fatal: the caller says how many ar
 """
 
 import os
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ def decode(
     workers = min(16, os.cpu_count() or 1)
     reasons = []
     with (
+        # They name no file: what cannot be read is told below, what can be read is no matter.
+        warnings.catch_warnings(action="ignore"),
         bar(title, len(paths), progress) as advance,
         ThreadPoolExecutor(workers, thread_name_prefix="ssfl-decode") as pool,
     ):
