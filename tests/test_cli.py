@@ -212,6 +212,9 @@ def test_partition_shows_who_holds_what(ssfl: Call, recipe: Path) -> None:
     ends = {tuple(number.end() for number in re.finditer(r"\d+", row)) for row in counts}
     assert len(ends) == 1  # one below the other
     assert list(Path("pictures").iterdir())
+    code, _, err = ssfl("partition", "demo", "--set", "data.source=sites")
+    assert code == 2
+    assert "these images are at sites" in err
 
 
 def test_partition_names_natural_clients_and_broken_files(

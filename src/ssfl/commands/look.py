@@ -59,8 +59,11 @@ def partition(
     from ssfl.commands.console import console, note, say
     from ssfl.config import load_config
     from ssfl.data.pictures import save_partition_pictures
+    from ssfl.errors import DataError
 
     data = load_federated(load_config(recipe, settings or []), progress=console.is_terminal)
+    if len(data) == 0:
+        raise DataError("these images are at sites: who holds what is known there alone")
     counts = data.class_counts()
     table = Table(title=f"{escape(data.dataset.name)}: {len(data.dataset.train):,} images")
     table.add_column("client", justify="right")
