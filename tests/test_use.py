@@ -1,6 +1,7 @@
 """Taking encoders away: files give back the same features, and a few labels make a classifier."""
 
 import csv
+import os
 import pickle
 from pathlib import Path
 
@@ -156,6 +157,18 @@ def test_embedding_files_gives_their_features_in_order(
     raw = np.stack([np.asarray(Image.open(name)) for name in names[1:]])
     direct = run.personal_encoder(3)(torch.from_numpy(raw).unsqueeze(1))
     np.testing.assert_allclose(features, direct, atol=1e-5)
+
+
+def test_a_file_whose_name_is_no_text_is_named_by_its_bytes(
+    run: Run, photos: tuple[Path, np.ndarray], tmp_path: Path
+) -> None:
+    folder, labels = photos
+    (folder / "000.png").rename(os.fsdecode(os.fsencode(folder) + b"/\xe9.png"))
+    call("embed", run.path, folder, "-o", tmp_path / "features.npy")
+    assert b"/\xe9.png\r\n" in (tmp_path / "features.files.csv").read_bytes()
+    few = tmp_path / "few.csv"
+    few.write_text("".join(f"{i:03d}.png,{labels[i]}\n" for i in range(1, 60)))
+    assert "/\ufffd.png\t" in call("classify", run.path, folder, "--labels", few)
 
 
 def test_embedding_leaves_a_file_of_labels_alone(

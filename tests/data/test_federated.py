@@ -188,3 +188,11 @@ def test_pictures_are_drawn_for_few_clients_and_for_many(tmp_path, clients):
 def test_without_labels_only_the_sizes_are_drawn(tmp_path):
     data = federate(dataset(images(20)), PartitionOptions(kind="iid", clients=2), seed=0)
     assert [p.name for p in save_partition_pictures(data, tmp_path)] == ["partition_samples.png"]
+
+
+def test_no_name_of_a_client_is_too_odd_for_a_picture(tmp_path, recwarn):
+    names = (r"$\frac{", "a$b$c_{x", "日本語")
+    made = dataset(images(6, owners=[0, 0, 1, 1, 2, 2]), owners=names)
+    data = federate(made, PartitionOptions(kind="natural"), seed=0)
+    assert save_partition_pictures(data, tmp_path)[0].is_file()
+    assert not recwarn.list

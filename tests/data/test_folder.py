@@ -1,5 +1,8 @@
 """Trees of image files as people have them: mixed, broken, badly laid out."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -75,6 +78,19 @@ def test_links_are_followed_but_not_in_circles(tree, tmp_path_factory):
     data = load(tree, layout="clients")
     assert data.owners == ("ann", "bob", "cleo", "dora")
     assert data.train.owners.bincount().tolist() == [10, 10, 10, 20]
+
+
+def test_a_name_that_is_no_text_can_be_printed(tree):
+    (tree / "ann").rename(os.fsdecode(os.fsencode(tree) + b"/ann\xe9"))
+    Path(os.fsdecode(os.fsencode(tree) + b"/bob/\xe9.png")).write_bytes(b"")
+    data = load(tree, layout="clients")
+    assert data.owners == ("ann\ufffd", "bob", "cleo")
+    assert data.notes[0].endswith("could not be read: bob/\ufffd.png")
+
+
+def test_the_folder_we_stand_in_has_a_name(tree, monkeypatch):
+    monkeypatch.chdir(tree / "bob")
+    assert load(Path()).name == "bob"
 
 
 def test_a_link_that_leads_nowhere_is_a_broken_file(tree):

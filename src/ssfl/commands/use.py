@@ -89,6 +89,7 @@ def classify(
     Example: ssfl classify runs/demo --labels few.csv photos/ -o predictions.csv
     """
     from ssfl.commands.console import errors, say
+    from ssfl.data.decode import printable
     from ssfl.use import find_images, fit_classifier
     from ssfl.use.classify import read_labels
 
@@ -110,7 +111,7 @@ def classify(
     ]
     if out is None:
         for row in rows:
-            typer.echo(f"{row[0]}\t{row[1]}\t{row[2]}")
+            typer.echo(printable(f"{row[0]}\t{row[1]}\t{row[2]}"))
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         _write_csv(out, [header, *rows])
@@ -167,12 +168,15 @@ def _write_parquet(out: Path, files: list[Path], features: "Tensor") -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from ssfl.data.decode import printable
+
     flat = pa.array(features.numpy().reshape(-1))
     column = pa.FixedSizeListArray.from_arrays(flat, features.shape[1])
-    table = pa.table({"file": [str(file) for file in files], "features": column})
+    table = pa.table({"file": [printable(str(file)) for file in files], "features": column})
     pq.write_table(table, out)
 
 
 def _write_csv(path: Path, rows: list[list[str]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
+    # Names of files that are no text come out as the bytes they are.
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         csv.writer(file).writerows(rows)

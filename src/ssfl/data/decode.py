@@ -84,7 +84,12 @@ def report_broken(
         )
     names = ", ".join(str(path.relative_to(folder)) for path, _ in broken[:NAMED])
     more = f" and {len(broken) - NAMED:,} more" if len(broken) > NAMED else ""
-    return (f"{len(broken):,} of {total:,} {what} could not be read: {names}{more}",)
+    return (printable(f"{len(broken):,} of {total:,} {what} could not be read: {names}{more}"),)
+
+
+def printable(text: str) -> str:
+    """Text with names of files in it, which may be in an encoding of long ago."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def first_broken(broken: Sequence[tuple[Path, str]]) -> str:

@@ -4,6 +4,7 @@ With a few clients each is shown; with many, the first becomes a histogram of si
 second lays the clients side by side without gaps, ordered by their most common class.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ STYLE: Any = {
     "text.color": INK,
     "xtick.color": INK,
     "ytick.color": INK,
+    "text.parse_math": False,  # a folder's name may well hold a dollar sign or two
 }
 
 
@@ -58,7 +60,9 @@ def _figure(path: Path, width: float, height: float) -> Iterator[Any]:
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure.subplots()
-        figure.savefig(path, dpi=150)
+        # Of letters in a name that the font lacks, one by one: the reader sees an empty box.
+        with warnings.catch_warnings(action="ignore"):
+            figure.savefig(path, dpi=150)
 
 
 def _samples(data: FederatedData, path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ssfl.data.decode import Fit, decode, report_broken
+from ssfl.data.decode import Fit, decode, printable, report_broken
 from ssfl.data.images import DataSet, Images, channel_statistics
 from ssfl.data.split import stratified_split
 from ssfl.errors import DataError
@@ -86,7 +86,7 @@ class Folder:
         train, test = _split(found.pixels, groups, by_client, options.test_fraction, seed)
         mean, std = channel_statistics(train.pixels)
         return DataSet(
-            name=folder.name,
+            name=printable(folder.absolute().name),
             train=train,
             test=test,
             classes=None if by_client else names,
@@ -155,7 +155,7 @@ def _groups(
             "move it into one, or set data.layout to 'flat'"
         )
     names, groups = np.unique([parts[0] for parts in tops], return_inverse=True)
-    return tuple(str(name) for name in names), groups.astype(np.int64)
+    return tuple(printable(str(name)) for name in names), groups.astype(np.int64)
 
 
 def _split(
