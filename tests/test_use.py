@@ -288,6 +288,10 @@ def test_bad_label_files_are_told_line_by_line(tmp_path: Path) -> None:
     path.write_text("file,label\nmissing.png,cat\n")
     with pytest.raises(DataError, match=r"no image missing\.png \(looked beside it, here\)"):
         read_labels(path)
+    path.write_text("file,label\na.png,cat\nb.png,\n")
+    (tmp_path / "a.png").touch()
+    with pytest.raises(DataError, match=r"line 3: b\.png has no label: leave the line out"):
+        read_labels(path)
     path.write_text("file\n")
     with pytest.raises(DataError, match="line 1: write it as file,label"):
         read_labels(path)

@@ -84,6 +84,8 @@ def read_labels(path: Path, folders: Sequence[Path] = ()) -> tuple[list[Path], l
         name, label = row[0].strip(), row[1].strip()
         if number == 1 and label.lower() in ("label", "class"):
             continue
+        if not label:
+            raise DataError(f"{path}, line {number}: {name} has no label: leave the line out")
         places = [path.parent / name, Path(name), *(folder / name for folder in folders)]
         found = next((place for place in places if place.is_file()), None)
         if found is None:
