@@ -121,8 +121,10 @@ def test_choosing_what_is_chosen_already_keeps_its_options(tmp_path: Path) -> No
     assert load_config("demo", ["ssl.method=simsiam"]).ssl == demo.ssl
     path = tmp_path / "mine.toml"
     path.write_text("[ssl]\nprojector_width = 32\n")  # simsiam, by default
-    config = load_config(path, ["ssl.method=simsiam"])
-    assert config.ssl.projector_width == 32  # type: ignore[attr-defined]
+    more = tmp_path / "more.toml"
+    more.write_text('extends = "mine.toml"\n[ssl]\nmethod = "simsiam"\n')
+    for config in (load_config(path, ["ssl.method=simsiam"]), load_config(more)):
+        assert config.ssl.projector_width == 32  # type: ignore[attr-defined]
 
 
 def test_a_file_may_extend_a_recipe_by_what_differs(tmp_path: Path) -> None:

@@ -149,14 +149,13 @@ def parse(raw: Mapping[str, Any]) -> Config:
             "write it anew with `ssfl config`, or use the program it was made with"
         )
     sections: dict[str, Any] = dict(raw)
-    for section, (key, registry) in CHOICES.items():
+    for section, (_, registry) in CHOICES.items():
         given = sections.get(section)
         if given is None or isinstance(given, BaseModel):
             continue
         if not isinstance(given, Mapping):
             raise ConfigError(f"{section} is a table of options, not {given!r}")
-        chosen = given.get(key, getattr(Config.model_fields[section].default, key))
-        options = registry[str(chosen)].Options
+        options = registry[str(_chosen(section, given))].Options
         sections[section] = validated(options, dict(given), prefix=f"{section}.")
     config: Config = validated(Config, sections)
     return config
@@ -291,9 +290,15 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
             merged[section] = values
             continue
         key = CHOICES[section][0] if section in CHOICES else None
-        rechosen = key in values and values[key] != base[section].get(key)
+        rechosen = key in values and values[key] != _chosen(section, base[section])
         merged[section] = values if rechosen else base[section] | values
     return merged
+
+
+def _chosen(section: str, table: Mapping[str, Any]) -> Any:
+    """What a section is, by its own word or by default."""
+    key = CHOICES[section][0]
+    return table.get(key, getattr(Config.model_fields[section].default, key))
 
 
 def _chooses(setting: str) -> bool:
@@ -314,10 +319,8 @@ def apply_setting(raw: dict[str, Any], setting: str, *, example: str = "local.lr
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ConfigError(f"--set {setting}: {part} is not a section")
-    if _chooses(setting):
-        default = getattr(Config.model_fields[path[0]].default, path[1])
-        if table.get(path[1], default) != value:
-            table.clear()
+    if _chooses(setting) and _chosen(path[0], table) != value:
+        table.clear()
     table[path[-1]] = value
 
 
