@@ -182,6 +182,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"unknown key ssl\.width: .*projector_wid",
     ),
     "a negative rate": ({"local": {"lr": -0.1}}, r"local\.lr = -0\.1: it should be greater than 0"),
+    "a number without end": (
+        {"partition": {"alpha": float("inf")}},
+        r"partition\.alpha = inf: it should be a finite number",
+    ),
     "a word for a number": (
         {"server": {"rounds": "many"}},
         r"server\.rounds = 'many': it should be",

@@ -28,7 +28,7 @@ class PartitionOptions(Section):
     natural: the owners that the data came with."""
     clients: int = Field(10, ge=1)
     """Number of clients, K (natural: ignored, the data says how many)."""
-    alpha: float = Field(0.1, gt=0)
+    alpha: float = Field(0.1, gt=0, allow_inf_nan=False)
     """dirichlet: concentration α; small is very skewed, large is nearly iid."""
     balanced: bool = False
     """dirichlet: a client that already holds N/K images gets no more of later classes."""
