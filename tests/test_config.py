@@ -103,6 +103,11 @@ def test_a_setting_is_laid_over_the_recipe() -> None:
     assert config.partition == load_config("demo").partition
 
 
+def test_a_setting_that_looks_like_a_date_is_a_name() -> None:
+    assert load_config("demo", ["name=2024-01-02"]).name == "2024-01-02"
+    assert load_config("demo", ['name="2024"']).name == "2024"
+
+
 def test_changing_a_choice_drops_the_options_of_the_other() -> None:
     config = load_config("demo", ["ssl.method=simclr", "data.source=digits"])
     assert config.ssl == METHODS["simclr"].Options()
@@ -255,6 +260,9 @@ def test_a_bad_value_is_refused_in_one_sentence(kind: str) -> None:
         ("seed.x=3", r"unknown|seed"),
         ("name.x=3", r"--set name\.x=3: name is not a section"),
         ("local=3", r"local is a table of options, not 3"),
+        ("name=2024", r"name = 2024: it should be text, in quotes: 'name=\"2024\"'"),
+        ("views.jitter=[.4,.4,.4,.1]", r"a list, in which numbers begin with a digit"),
+        ("run.trackers=[mlflow]", r'a list, in which .* and words are in "quotes"$'),
     ],
 )
 def test_a_bad_setting_is_refused_in_one_sentence(setting: str, sentence: str) -> None:

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from datetime import date, time
 from importlib import resources
 from pathlib import Path
 from shlex import quote
@@ -186,7 +187,13 @@ def _sentences(model: type[BaseModel], error: ValidationError, prefix: str) -> I
             yield f"{key} is a table of options, not {problem['input']!r}"
         elif problem["type"] == "tuple_type":
             given = problem["input"]
-            yield f"{key} = {given!r}: it should be a list, e.g. [{_literal(given)}]"
+            example = f"e.g. [{_literal(given)}]"
+            if str(given).startswith("["):
+                example = 'in which numbers begin with a digit and words are in "quotes"'
+            yield f"{key} = {given!r}: it should be a list, {example}"
+        elif problem["type"] in ("string_type", "path_type"):
+            given = _literal(problem["input"])
+            yield f"{key} = {given}: it should be text, in quotes: '{key}=\"{given}\"'"
         else:
             message = problem["msg"].replace("Input should be", "it should be")
             yield f"{key} = {problem['input']!r}: {message}"
@@ -325,11 +332,12 @@ def apply_setting(raw: dict[str, Any], setting: str, *, example: str = "local.lr
 
 
 def _value(text: str) -> Any:
-    """A TOML value; what is not one (a bare word) is a string."""
+    """A TOML value; what is not one (a bare word), or is a date, is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    return text if isinstance(value, date | time) else value
 
 
 def to_toml(config: Config, *, described: bool = False) -> str:
