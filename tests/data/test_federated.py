@@ -81,6 +81,10 @@ def test_natural_clients_keep_their_names_and_their_own_test_images():
     made = dataset(train, test, owners=("ann", "bob", "cleo"))
     data = federate(made, PartitionOptions(kind="natural", min_size=2), seed=0)
     assert data.names == ("ann", "cleo")
+    assert data.dataset.notes == (
+        "1 of 3 owners hold fewer than 2 training images (partition.min_size) and do not take "
+        "part (bob)",
+    )
     assert data.train_indices(1).tolist() == [4, 5, 6, 7, 8]
     assert [data.test_indices(k).tolist() for k in data.clients()] == [[1], [0, 3]]
 

@@ -89,8 +89,22 @@ def federate(dataset: DataSet, options: PartitionOptions, seed: int) -> Federate
         clients = natural_owners(owners, options.min_size)
         if dataset.owners is not None:
             names = tuple(dataset.owners[owner] for owner in clients)
+            left_out = _left_out(dataset.owners, names, options.min_size)
+            dataset = replace(dataset, notes=(*dataset.notes, *left_out))
     data = FederatedData(dataset, parts, _test_parts(dataset, parts, clients, options, seed), names)
     return data if options.labelled == 1 else _labelled_part(data, options.labelled, seed)
+
+
+def _left_out(owners: tuple[str, ...], clients: tuple[str, ...], least: int) -> tuple[str, ...]:
+    """A note on the owners that are no clients, if there are any."""
+    taking_part = set(clients)
+    gone = [owner for owner in owners if owner not in taking_part]
+    if not gone:
+        return ()
+    return (
+        f"{len(gone):,} of {len(owners):,} owners hold fewer than {least:,} training images "
+        f"(partition.min_size) and do not take part ({_first(gone)})",
+    )
 
 
 def _labelled_part(data: FederatedData, share: float, seed: int) -> FederatedData:
@@ -119,11 +133,10 @@ def _labelled_part(data: FederatedData, share: float, seed: int) -> FederatedDat
     names = data.names
     if len(able) < len(parts):
         known = names or tuple(map(str, data.clients()))
-        gone = [known[k] for k in data.clients() if k not in set(able)]
-        shown = ", ".join(gone[:10]) + (", ..." if len(gone) > 10 else "")
+        gone = [name for name, part in zip(known, parts, strict=True) if len(part) < 2]
         note += (
             f"; {len(gone):,} of {len(parts):,} clients have fewer than two of them and do not "
-            f"take part ({shown})"
+            f"take part ({_first(gone)})"
         )
         names = tuple(known[k] for k in able)
     return FederatedData(
@@ -132,6 +145,11 @@ def _labelled_part(data: FederatedData, share: float, seed: int) -> FederatedDat
         None if data.test_parts is None else [data.test_parts[k] for k in able],
         names,
     )
+
+
+def _first(names: list[str]) -> str:
+    """The first few of them."""
+    return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
 
 
 def _test_parts(

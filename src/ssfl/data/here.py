@@ -59,6 +59,7 @@ def load_here(
         raise ConfigError(
             f"{here.data} has images of {len(local)} clients (a subfolder each), "
             f"but {len(here.clients)} live here according to site.toml"
+            + "".join(f"; {note}" for note in local.dataset.notes)
         )
     return replace(local, ids=here.clients)
 
