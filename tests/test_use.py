@@ -83,6 +83,13 @@ def test_a_format_that_was_asked_for_goes_over_the_name(run: Run, tmp_path: Path
         assert torch.allclose(load_encoder(path)(pixels()), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32, torch.float64])
+def test_an_encoder_takes_images_of_any_kind_of_number(run: Run, kind: torch.dtype) -> None:
+    images = pixels().to(kind) / 255 if kind.is_floating_point else pixels().to(kind)
+    encoder = load_encoder(run)
+    torch.testing.assert_close(encoder(images), encoder(pixels()))
+
+
 def test_a_clients_encoder_is_not_the_shared_one(run: Run) -> None:
     assert not torch.allclose(load_encoder(run, 2)(pixels()), load_encoder(run)(pixels()))
 

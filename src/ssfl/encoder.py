@@ -8,7 +8,7 @@ from ssfl.models.backbones import Backbone
 
 
 class Encoder(nn.Module):
-    """N×C×H×W images, uint8 or floats in [0, 1], to N×`features`."""
+    """N×C×H×W images, integers from 0 to 255 or floats in [0, 1], to N×`features`."""
 
     mean: Tensor
     std: Tensor
@@ -26,6 +26,8 @@ class Encoder(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        x = images.float() / 255 if images.dtype == torch.uint8 else images
+        x = images.to(self.mean.dtype)  # NumPy's floats are of 64 bits
+        if not images.is_floating_point():
+            x = x / 255
         features: Tensor = self.backbone((x - self.mean) / self.std)
         return features

@@ -38,7 +38,7 @@ _VERSION = 1
 def load_encoder(path: str | os.PathLike[str] | Run, client: int | None = None) -> Encoder:
     """An encoder from a run directory (Θ's, or a client's) or from a file `export` wrote.
 
-    It takes N×C×H×W images, uint8 or floats in [0, 1], and gives N×features.
+    It takes N×C×H×W images, integers from 0 to 255 or floats in [0, 1], and gives N×features.
     """
     if isinstance(path, Run):
         return _from_run(path, client)
