@@ -198,9 +198,10 @@ def test_files_are_brought_to_size_as_in_training(tmp_path: Path) -> None:
     files = find_images([folder])
     squashed = [np.asarray(Image.open(f).resize((8, 8), Image.Resampling.BILINEAR)) for f in files]
     seen = torch.from_numpy(np.stack(squashed)).permute(0, 3, 1, 2).contiguous()
-    expected = run.global_encoder()(seen)
-    for source_ in (run, exported):
-        assert torch.allclose(embed(load_encoder(source_), files), expected, atol=1e-5)
+    encoders = (run.global_encoder(), load_encoder(run), load_encoder(exported))
+    expected = encoders[0](seen)
+    for encoder in encoders:
+        assert torch.allclose(embed(encoder, files), expected, atol=1e-5)
 
 
 def test_embedding_in_batches_changes_nothing(run: Run, photos: tuple[Path, np.ndarray]) -> None:

@@ -12,16 +12,22 @@ class Encoder(nn.Module):
 
     mean: Tensor
     std: Tensor
-    fit: Fit = "crop"
+    fit: Fit
     """How image files were brought to `image_size` in training."""
 
     def __init__(
-        self, backbone: Backbone, mean: tuple[float, ...], std: tuple[float, ...], image_size: int
+        self,
+        backbone: Backbone,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        image_size: int,
+        fit: Fit = "crop",
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.features = backbone.features
         self.image_size = image_size
+        self.fit = fit
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 

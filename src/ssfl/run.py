@@ -19,6 +19,7 @@ import torch
 
 from ssfl.algorithms import ALGORITHMS
 from ssfl.config import Config, load_config, to_toml
+from ssfl.data.decode import Fit
 from ssfl.data.images import DataSet
 from ssfl.encoder import Encoder
 from ssfl.errors import CheckpointError, ConfigError, FederationError
@@ -113,6 +114,12 @@ class Run:
         if not path.exists():
             raise ConfigError(f"{self.path} has not been trained yet: it has no facts.json")
         return read_json(path, self._mend)  # type: ignore[no-any-return]
+
+    @property
+    def fit(self) -> Fit:
+        """How image files are brought to one size, where the images are files."""
+        fit: Fit = getattr(self.config.data, "fit", "crop")
+        return fit
 
     @property
     def _mend(self) -> str:
@@ -224,9 +231,8 @@ class Run:
     def _encoder(self, method: torch.nn.Module) -> Encoder:
         assert isinstance(method, Method)
         facts = self.facts
-        encoder = Encoder(
-            method.backbone, tuple(facts["mean"]), tuple(facts["std"]), facts["image_size"]
-        )
+        mean, std = tuple(facts["mean"]), tuple(facts["std"])
+        encoder = Encoder(method.backbone, mean, std, facts["image_size"], self.fit)
         return encoder.eval().requires_grad_(False)
 
 

@@ -111,7 +111,7 @@ class Bench:
         _, channels, size, _ = dataset.train.pixels.shape
         copy: Backbone = build_backbone(self.config.model, channels=channels, image_size=size)
         copy.load_state_dict(self.encoder(who).state_dict())
-        encoder = Encoder(copy, tuple(dataset.mean), tuple(dataset.std), size)
+        encoder = Encoder(copy, tuple(dataset.mean), tuple(dataset.std), size, self.run.fit)
         return encoder.eval().requires_grad_(False).to(self.device)
 
     def key(self, who: int) -> int:

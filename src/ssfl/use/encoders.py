@@ -90,12 +90,6 @@ def export_encoder(
 
 
 def _from_run(run: Run, client: int | None) -> Encoder:
-    encoder = _trained(run, client)
-    encoder.fit = getattr(run.config.data, "fit", encoder.fit)
-    return encoder
-
-
-def _trained(run: Run, client: int | None) -> Encoder:
     if client is None:
         return run.global_encoder()
     config = run.config
@@ -158,8 +152,8 @@ def _rebuild(tensors: dict[str, Tensor], about: dict[str, Any], path: Path) -> E
         channels=about["channels"],
         image_size=about["image_size"],
     )
-    encoder = Encoder(backbone, tuple(about["mean"]), tuple(about["std"]), about["image_size"])
-    encoder.fit = about.get("fit", encoder.fit)
+    mean, std = tuple(about["mean"]), tuple(about["std"])
+    encoder = Encoder(backbone, mean, std, about["image_size"], about.get("fit", "crop"))
     try:
         encoder.load_state_dict(tensors)
     except RuntimeError as error:
