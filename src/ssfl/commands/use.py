@@ -29,6 +29,10 @@ def export(
 ) -> None:
     """Write an encoder to one file, to be used anywhere.
 
+    It takes N×C×S×S images in RGB or grey, floats from 0 to 1 (normalisation is inside), of the
+    size that it was trained on, and gives N×d features. `ssfl.load_encoder` reads torch and
+    safetensors files, onnxruntime ONNX ones.
+
     Example: ssfl export runs/demo --client 3 -o encoder.onnx
     """
     from ssfl.commands.console import say
