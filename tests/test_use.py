@@ -204,6 +204,16 @@ def test_files_are_brought_to_size_as_in_training(tmp_path: Path) -> None:
         assert torch.allclose(embed(encoder, files), expected, atol=1e-5)
 
 
+def test_an_encoder_that_has_diverged_gives_no_features(
+    run: Run, photos: tuple[Path, np.ndarray]
+) -> None:
+    encoder = load_encoder(run)
+    next(encoder.parameters()).fill_(float("nan"))
+    for images in (pixels(), find_images([photos[0]])):
+        with pytest.raises(CheckpointError, match="not finite, for its training has diverged"):
+            embed(encoder, images)
+
+
 def test_embedding_in_batches_changes_nothing(run: Run, photos: tuple[Path, np.ndarray]) -> None:
     files, encoder = find_images([photos[0]]), load_encoder(run)
     assert torch.allclose(embed(encoder, files, batch=7), embed(encoder, files), atol=1e-6)

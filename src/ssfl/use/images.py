@@ -9,7 +9,7 @@ from torch import Tensor
 from ssfl.data.decode import decode, first_broken
 from ssfl.data.sources.folder import image_files
 from ssfl.encoder import Encoder
-from ssfl.errors import DataError
+from ssfl.errors import CheckpointError, DataError
 from ssfl.evaluation.features import extract
 
 
@@ -64,7 +64,9 @@ def embed(
     be read are an error; or, given a list, are left out and put there."""
     device = encoder.mean.device
     if isinstance(images, Tensor):
-        return extract(encoder, images, _as_is, device=device, batch=batch, progress=progress).cpu()
+        return _finite(
+            extract(encoder, images, _as_is, device=device, batch=batch, progress=progress).cpu()
+        )
     files = [Path(path) for path in images]
     if not files:
         raise DataError("no images were named: give files or folders")
@@ -73,12 +75,22 @@ def embed(
         some = files[start : start + batch]
         pixels = read_images(some, encoder, broken)
         if len(pixels):
-            parts.append(extract(encoder, pixels, _as_is, device=device, batch=batch).cpu())
+            features = extract(encoder, pixels, _as_is, device=device, batch=batch)
+            parts.append(_finite(features.cpu()))
         if progress is not None:
             progress(len(some))
     if not parts:
         raise DataError(f"none of the {len(files):,} images could be read")
     return torch.cat(parts)
+
+
+def _finite(features: Tensor) -> Tensor:
+    if not features.isfinite().all():
+        raise CheckpointError(
+            "the encoder's features are not finite, for its training has diverged: train it anew "
+            "with a lower rate (local.lr)"
+        )
+    return features
 
 
 def _as_is(images: Tensor) -> Tensor:
