@@ -141,6 +141,21 @@ def test_a_file_may_extend_a_recipe_by_what_differs(tmp_path: Path) -> None:
     assert config.ssl == demo.ssl
 
 
+def test_the_papers_figures_are_of_the_experiment_that_it_made(tmp_path: Path) -> None:
+    assert load_config("ssfl-noniid").paper.figures() == {"global_federated_linear": 0.847}
+    assert load_config("ssfl-noniid", ["seed=1"]).paper == load_config("ssfl-noniid").paper
+    (tmp_path / "mine.toml").write_text('extends = "ssfl-noniid"\n[local]\nlr = 0.01\n')
+    for other in (
+        load_config("byol"),
+        load_config("ssfl-k100"),
+        load_config("ssfl-noniid", ["ssl.method=byol"]),
+        load_config(tmp_path / "mine.toml"),
+    ):
+        assert other.paper.figures() == {}
+    landmarks = load_config("gld23k-per-ssfl").paper.figures()
+    assert landmarks == {"personal_knn": 0.6371, "personal_linear": 0.4467}
+
+
 def test_what_a_file_extends_is_looked_for_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

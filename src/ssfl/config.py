@@ -219,7 +219,8 @@ def load_config(
     """A recipe by name, a TOML file by path, or tables as TOML gives them, with `section.key=value`
     settings on top.
 
-    `extends = "NAME"` starts from another recipe, or from a file beside the one that says so.
+    `extends = "NAME"` starts from another recipe, or from a file beside the one that says so. The
+    paper's figures are not taken over: what differs is another experiment.
     """
     raw = _extended(deepcopy(dict(source))) if isinstance(source, Mapping) else _read(source)
     settings = [settings] if isinstance(settings, str) else settings
@@ -286,7 +287,9 @@ def _extended(
         return raw
     base = str(raw.pop("extends"))
     base = str(folder / base) if base.endswith(".toml") else base
-    return _merged(_read(base, extended_by), raw)
+    extended = _read(base, extended_by)
+    extended.pop("paper", None)  # the paper's figures are of that experiment, not of another one
+    return _merged(extended, raw)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -328,6 +331,7 @@ def apply_setting(raw: dict[str, Any], setting: str, *, example: str = "local.lr
             raise ConfigError(f"--set {setting}: {part} is not a section")
     if _chooses(setting) and _chosen(path[0], table) != value:
         table.clear()
+        raw.pop("paper", None)  # its figures are of the other choice
     table[path[-1]] = value
 
 
