@@ -46,6 +46,8 @@ def test_the_data_folder_is_taken_from_the_environment(monkeypatch):
     assert data_root() == Path("data")
     monkeypatch.setenv("SSFL_DATA", "/elsewhere")
     assert data_root() == Path("/elsewhere")
+    monkeypatch.setenv("SSFL_DATA", "~/images")  # a service's environment is read by no shell
+    assert data_root() == Path.home() / "images"
 
 
 def test_shapes_are_ten_even_classes_of_small_colour_images(shapes):

@@ -39,7 +39,7 @@ class Source(Protocol):
 
 def data_root() -> Path:
     """The data folder: $SSFL_DATA, else ./data."""
-    return Path(os.environ.get("SSFL_DATA") or "data")
+    return Path(os.environ.get("SSFL_DATA") or "data").expanduser()
 
 
 def load_dataset(options: Any, *, seed: int = 0, progress: bool = False) -> DataSet:
