@@ -94,6 +94,13 @@ def test_a_clients_encoder_is_not_the_shared_one(run: Run) -> None:
     assert not torch.allclose(load_encoder(run, 2)(pixels()), load_encoder(run)(pixels()))
 
 
+def test_where_nothing_is_shared_an_encoder_is_a_clients(tmp_path: Path) -> None:
+    run = train(tiny(algorithm={"name": "local-only"}, server={"rounds": 1}), out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"Θ is as it began: choose a client's, e\.g\. --client"):
+        export_encoder(run, tmp_path / "encoder.pt")
+    assert torch.equal(load_encoder(run, client=1)(pixels()), run.personal_encoder(1)(pixels()))
+
+
 def test_an_adapted_encoder_is_the_one_its_client_is_judged_by(tmp_path: Path) -> None:
     run = train(tiny(algorithm={"name": "la-ssfl"}), out=tmp_path / "run")
     loaded = load_encoder(run, 1)

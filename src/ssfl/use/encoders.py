@@ -36,7 +36,8 @@ _VERSION = 1
 
 
 def load_encoder(path: str | os.PathLike[str] | Run, client: int | None = None) -> Encoder:
-    """An encoder from a run directory (Θ's, or a client's) or from a file `export` wrote.
+    """An encoder from a run directory (Θ's, or a client's) or from a file `export` wrote. Where
+    nothing is shared (local-only) there are clients' alone.
 
     It takes N×C×H×W images, integers from 0 to 255 or floats in [0, 1], and gives N×features.
     """
@@ -90,11 +91,16 @@ def export_encoder(
 
 
 def _from_run(run: Run, client: int | None) -> Encoder:
+    config = run.config
+    algorithm = ALGORITHMS[config.algorithm.name]
+    if client is None and not algorithm.sends:
+        raise ConfigError(
+            f"{config.algorithm.name} trains no encoder for all, and Θ is as it began: choose a "
+            "client's, e.g. --client 0"
+        )
     if client is None:
         return run.global_encoder()
-    config = run.config
     run.check_client(client)
-    algorithm = ALGORITHMS[config.algorithm.name]
     if algorithm.encoder == "personal":
         return run.personal_encoder(client)
     if algorithm.encoder == "global" and config.local.batch_norm == "shared":
