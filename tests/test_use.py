@@ -101,6 +101,16 @@ def test_where_nothing_is_shared_an_encoder_is_a_clients(tmp_path: Path) -> None
     assert torch.equal(load_encoder(run, client=1)(pixels()), run.personal_encoder(1)(pixels()))
 
 
+def test_the_shared_encoder_of_fedbn_comes_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = train(tiny(local={"batch_norm": "fedbn"}, server={"rounds": 1}), out=tmp_path / "run")
+    load_encoder(run, client=1)
+    assert "untrained" not in caplog.text
+    load_encoder(run)
+    assert "the shared encoder's batch norms are untrained" in caplog.text
+
+
 def test_an_adapted_encoder_is_the_one_its_client_is_judged_by(tmp_path: Path) -> None:
     run = train(tiny(algorithm={"name": "la-ssfl"}), out=tmp_path / "run")
     loaded = load_encoder(run, 1)

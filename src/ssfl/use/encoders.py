@@ -24,6 +24,8 @@ from ssfl.files import read_tensors, write_bytes, write_tensors
 from ssfl.models.backbones import BackboneOptions, build_backbone
 from ssfl.run import Run
 
+log = logging.getLogger(__name__)
+
 Format = Literal["torch", "onnx", "safetensors"]
 SUFFIXES: dict[str, Format] = {
     ".pt": "torch",
@@ -99,6 +101,8 @@ def _from_run(run: Run, client: int | None) -> Encoder:
             "client's, e.g. --client 0"
         )
     if client is None:
+        if config.local.batch_norm == "fedbn":
+            log.warning("with FedBN the shared encoder's batch norms are untrained: use a client's")
         return run.global_encoder()
     run.check_client(client)
     if algorithm.encoder == "personal":
