@@ -99,6 +99,17 @@ def test_a_link_that_leads_nowhere_is_a_broken_file(tree):
     assert "ann/gone.png" in load(tree).notes[0]
 
 
+def test_images_of_a_kind_that_is_not_read_are_told(tree, tmp_path_factory):
+    for name in ("a.HEIC", "b.heic", "scan.dcm", "notes.txt"):
+        (tree / "ann" / name).touch()
+    told = "images of these kinds are not read: 1 .dcm, 2 .heic; convert them, e.g. to PNG"
+    assert load(tree).notes == (told,)
+    scans = tmp_path_factory.mktemp("scans")
+    (scans / "scan.dcm").touch()
+    with pytest.raises(DataError, match=r"holds no images.*; images of these kinds are not read: "):
+        load(scans)
+
+
 @pytest.mark.parametrize(
     ("name", "mode"),
     [

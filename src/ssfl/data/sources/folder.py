@@ -4,7 +4,8 @@ Sizes and modes may be mixed; all become RGB squares of one size. Files that can
 counted and named in the data set's notes, and only too many of them stop the run.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,8 @@ SUFFIXES = (
     ".tiff",
     ".webp",
 )
+NOT_READ = (".avif", ".dcm", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nii", ".svs")
+"""Images too, but not of a kind that is read here: the user is told."""
 PHOTO_SIZE = 64
 """From this size on images are treated as photographs when views are made of them."""
 
@@ -94,7 +97,7 @@ class Folder:
             mean=mean,
             std=std,
             presets="photo" if options.image_size >= PHOTO_SIZE else "cifar",
-            notes=notes,
+            notes=(*notes, *_note_others(folder)),
         )
 
 
@@ -113,6 +116,7 @@ def _find(folder: Path) -> list[Path]:
     if not paths:
         raise DataError(
             f"{folder} holds no images, nor do its subfolders (looked for {', '.join(SUFFIXES)})"
+            + "".join(f"; {note}" for note in _note_others(folder))
         )
     return paths
 
@@ -123,10 +127,19 @@ def image_files(folder: Path) -> list[Path]:
     Links are followed: a client's folder may well be a link to where its images lie. One that
     leads nowhere is an image that cannot be read. What is hidden is not meant.
     """
-    return sorted(_walk(folder, ()))
+    return sorted(_walk(folder, SUFFIXES))
 
 
-def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+def _note_others(folder: Path) -> tuple[str, ...]:
+    """A note on images that were passed over for their kind, if there are any."""
+    kinds = Counter(path.suffix.lower() for path in _walk(folder, NOT_READ))
+    if not kinds:
+        return ()
+    found = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
+    return (f"images of these kinds are not read: {found}; convert them, e.g. to PNG",)
+
+
+def _walk(folder: Path, suffixes: Sequence[str], above: tuple[Path, ...] = ()) -> Iterator[Path]:
     here = folder.resolve()
     if here in above:  # a link back up: it would lead in circles
         return
@@ -134,8 +147,8 @@ def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            yield from _walk(path, (*above, here))
-        elif path.suffix.lower() in SUFFIXES and (path.is_file() or path.is_symlink()):
+            yield from _walk(path, suffixes, (*above, here))
+        elif path.suffix.lower() in suffixes and (path.is_file() or path.is_symlink()):
             yield path
 
 
