@@ -162,6 +162,7 @@ def test_channel_statistics_agree_with_numpy():
     [
         (torch.zeros(2, 1, 1, 1), None),
         (torch.zeros(2, 1, 1, dtype=torch.uint8), None),
+        (torch.zeros(2, 1, 4, 5, dtype=torch.uint8), None),
         (torch.zeros(2, 1, 1, 1, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)),
         (torch.zeros(2, 1, 1, 1, dtype=torch.uint8), torch.zeros(2)),
         (torch.zeros(2, 2, 2, 3, dtype=torch.uint8).transpose(1, 3), None),

@@ -14,7 +14,7 @@ class Images:
     """N images, and what is known of each."""
 
     pixels: torch.Tensor
-    """uint8, N×C×H×W, contiguous."""
+    """uint8, N×C×H×W, contiguous; H = W."""
     labels: torch.Tensor | None = None
     """int64, N: the class of each image, where known."""
     owners: torch.Tensor | None = None
@@ -26,6 +26,8 @@ class Images:
                 f"pixels must be uint8 of shape N×C×H×W, not {self.pixels.dtype} "
                 f"of shape {tuple(self.pixels.shape)}"
             )
+        if self.pixels.shape[2] != self.pixels.shape[3]:
+            raise ValueError(f"images must be square, not {tuple(self.pixels.shape[2:])}")
         if not self.pixels.is_contiguous():
             raise ValueError("pixels must be contiguous")
         for name, values in (("labels", self.labels), ("owners", self.owners)):
