@@ -385,6 +385,20 @@ def test_scaffolds_control_variate_moves_by_the_mean_change_times_the_share_taki
     torch.testing.assert_close(control, torch.full((LAYOUT.trainable,), expected))
 
 
+def test_a_round_that_was_gathered_counts_though_all_clients_have_gone_since() -> None:
+    class Gone(Party):
+        def clients(self) -> Sequence[int]:
+            if self.asked:
+                raise FederationError("only 0 of 1 clients joined within 1 s")
+            return super().clients()
+
+    server = serve(Gone(), SCAFFOLD)
+    server.advance(*server.gather())
+    assert server.rounds_done == 1
+    torch.testing.assert_close(server.theta, THETA + mean(dict(enumerate(SIZES))))
+    assert torch.equal(server.state()["control"], torch.full((LAYOUT.trainable,), 2.5))
+
+
 def test_the_rate_follows_a_cosine_over_rounds_from_lr_towards_zero() -> None:
     party = Party()
     server = serve(party, LocalOptions(batch=10, lr=0.2), rounds=4)

@@ -40,6 +40,8 @@ class RoundReport:
     round: int
     rate: float
     asked: int
+    there: int
+    """Clients that could have been asked: SCAFFOLD's K."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Means over clients, weighted by their samples."""
     clients: list[int] = field(default_factory=list)
@@ -118,7 +120,7 @@ class Server:
             momentum=self._local.momentum,
             spares=self._spares,
         )
-        report = RoundReport(task.round, task.rate, len(asked))
+        report = RoundReport(task.round, task.rate, len(asked), len(clients))
         self._admission.open_round(Known(size_of, self._local, options.optimizer == "fednova"))
         self._collect(task, asked, wanted, aggregator, report, on_reply)
         report.seconds = time.perf_counter() - started
@@ -132,7 +134,7 @@ class Server:
             before, self.theta = self.theta, self._optimizer.step(self.theta, mean)
             report.update_norm = float(torch.dist(self.theta, before))
             if self._control is not None:
-                self._control = move_control(self._control, mean, len(self._communicator.clients()))
+                self._control = move_control(self._control, mean, report.there)
                 self._folded |= dict.fromkeys(report.clients, report.round)
         self._overdue.difference_update(report.late)
         self._overdue.update((client, report.round) for client in report.overdue)
