@@ -280,6 +280,15 @@ def test_ctrl_c_at_any_step_of_a_round_loses_and_doubles_nothing(
             assert (where, name, call) == (Server, "gather", 1)  # before anything was done
 
 
+def test_ctrl_c_while_the_last_round_is_saved_does_not_lose_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, config = tmp_path / "run", tiny(run={"checkpoint_every": 100})
+    where, name = ssfl.experiment, "save_checkpoint"
+    interrupted(lambda: train(config, out=folder), monkeypatch, where, name, call=1)
+    assert Run(folder).checkpoint().rounds == config.server.rounds
+
+
 # The record
 
 

@@ -208,11 +208,11 @@ class Experiment:
                 self._judge(server, evaluation, record)
                 if server.rounds_done % config.run.checkpoint_every == 0:
                     self._save(server, hosts)
+            self._save(server, hosts)
         except (KeyboardInterrupt, FederationError):
             communicator.close()
             self._save(server, hosts)
             raise
-        self._save(server, hosts)
         if server.rounds_done > begun_at or not self.run.final:
             self._conclude(time.perf_counter() - started)
 
