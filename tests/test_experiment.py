@@ -289,6 +289,18 @@ def test_ctrl_c_while_the_last_round_is_saved_does_not_lose_it(
     assert Run(folder).checkpoint().rounds == config.server.rounds
 
 
+def test_a_transport_that_cannot_even_be_closed_does_not_cost_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: LocalCommunicator) -> None:
+        raise RuntimeError("the cluster is gone")
+
+    monkeypatch.setattr(LocalCommunicator, "close", broken)
+    with pytest.raises(RuntimeError, match="the cluster is gone"):
+        train(tiny(run={"checkpoint_every": 100}), out=tmp_path / "run", display=Stopping(True))
+    assert Run(tmp_path / "run").checkpoint().rounds == 2
+
+
 # The record
 
 

@@ -210,8 +210,10 @@ class Experiment:
                     self._save(server, hosts)
             self._save(server, hosts)
         except (KeyboardInterrupt, FederationError):
-            communicator.close()
-            self._save(server, hosts)
+            try:
+                communicator.close()
+            finally:  # a transport that is broken itself may not cost what was done
+                self._save(server, hosts)
             raise
         if server.rounds_done > begun_at or not self.run.final:
             self._conclude(time.perf_counter() - started)
