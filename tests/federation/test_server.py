@@ -472,12 +472,15 @@ def test_a_round_reports_how_far_theta_moved_whatever_moved_it(optimizer: str) -
         assert report.update_norm == pytest.approx(float((server.theta - before).norm()), rel=1e-5)
 
 
-def test_evaluation_asks_in_order_and_leaves_failures_out() -> None:
+def test_evaluation_asks_in_order_and_leaves_failures_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     party = Party({2: lambda client, task: failed(client, task, Reason.ERROR, "no")})
     party.order = lambda clients: list(reversed(clients))
     server = serve(party, SCAFFOLD)
     replies = server.evaluate([0, 2, 3])
     assert [reply.client for reply in replies] == [0, 3]
+    assert "after round 0: figures are of 2 of 3 clients; client 2 error: no" in caplog.text
     assert party.tasks[0].kind is TaskKind.EVALUATE
     assert party.tasks[0].control is None
     assert server.rounds_done == 0

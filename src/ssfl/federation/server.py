@@ -251,7 +251,24 @@ class Server:
         task = self._task(TaskKind.EVALUATE)
         replies = self._communicator.exchange(task, clients, self._options.deadline or None)
         fresh = (reply for reply in replies if reply.round == task.round)
-        return [reply for reply in in_order(fresh, clients) if reply.failure is None]
+        judged, failures = [], []
+        for reply in in_order(fresh, clients):
+            if reply.failure is None:
+                judged.append(reply)
+            else:
+                failures.append((reply.client, reply.failure))
+        if failures:  # or a mean over some would pass for one over all
+            client, why = failures[0]
+            log.warning(
+                "%s: figures are of %d of %d clients; client %d %s: %s",
+                task.when,
+                len(judged),
+                len(clients),
+                client,
+                why.reason,
+                why.detail,
+            )
+        return judged
 
     def _training(self, clients: Sequence[int]) -> Task:
         """The task of a round, with SCAFFOLD's c and what of these clients is in it."""
