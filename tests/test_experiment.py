@@ -231,7 +231,10 @@ def test_killed_around_any_file_it_writes_a_run_resumes_to_the_same_bits(
         except Killed:
             deaths += 1
         monkeypatch.setattr(Path, "replace", replace)
+        (folder / "clients" / "000000").mkdir(parents=True, exist_ok=True)
+        (folder / "clients" / "000000" / ".round-000001.safetensors.7.tmp").touch()
         assert_same_end(resume(folder), expected)
+        assert not [*folder.rglob("*.tmp")]  # neither ours nor one that SIGKILL left
         if len(written) < count:
             break
     assert deaths == 7  # twice two states and a checkpoint, and the final figures

@@ -27,7 +27,7 @@ from ssfl.federation.messages import Reply
 from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import RoundReport, Server
 from ssfl.federation.shared import SharedStore
-from ssfl.files import write_text
+from ssfl.files import remove_unfinished, write_text
 from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
 from ssfl.section import flat
@@ -187,6 +187,7 @@ class Experiment:
             check_fit(found, trainer.layout.digest, self.run.checkpoints)
             server.load(found.tensors, found.rounds)
         store.rewind(server.rounds_done)
+        remove_unfinished(self.run.path)
         if self.run.metrics:
             log_all(trackers, {"kind": "resume", "round": server.rounds_done})
         begun_at, started = server.rounds_done, time.perf_counter() - self._spent()
