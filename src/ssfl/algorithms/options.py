@@ -46,7 +46,8 @@ class LocalOptions(Section):
 
     @model_validator(mode="after")
     def _a_pull_is_fedproxs(self) -> "LocalOptions":
-        if self.correction != "fedprox" and self.proximal != 0.01:
+        default = type(self).model_fields["proximal"].default
+        if self.correction != "fedprox" and self.proximal != default:
             raise ValueError(
                 f"correction {self.correction!r} has no proximal: set local.correction = "
                 "'fedprox', or leave local.proximal out"
