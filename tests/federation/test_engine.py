@@ -57,10 +57,14 @@ def test_compiled_steps_are_plain_steps(method: str, norm: str) -> None:
         for one in (ours, plain):
             one.rate.fill_(0.05)
             one.descend(one.loss(one(batch(images, step))))
+        torch.testing.assert_close(ours.flat.vector, plain.flat.vector, rtol=1e-4, atol=1e-5)
+        # On from the same place: a last digit apart, a ReLU may open in one and not in the other.
+        with torch.no_grad():
+            ours.flat.vector.copy_(plain.flat.vector)
+            ours.momentum.copy_(plain.momentum)
     assert (
         plain.flat.vector - learner(method, fast=False, norm=norm).flat.vector
     ).abs().max() > 1e-3
-    torch.testing.assert_close(ours.flat.vector, plain.flat.vector, rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_micro_batches_add_up() -> None:
