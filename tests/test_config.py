@@ -234,6 +234,26 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"server": {"aggregation": "l-dawa", "optimizer": "fednova"}},
         r"'l-dawa' and optimizer 'fednova' .*: choose one of them",
     ),
+    "a momentum that FedAvg does not have": (
+        {"server": {"momentum": 0.5}},
+        r"'fedavg' has no momentum: set server\.optimizer to 'fedavgm' or .* server\.momentum out",
+    ),
+    "a tau that FedAvgM does not have": (
+        {"server": {"optimizer": "fedavgm", "tau": 0.1}},
+        r"'fedavgm' has no tau: set server\.optimizer to 'fedadam' or .*, or leave server\.tau out",
+    ),
+    "a pull without FedProx": (
+        {"local": {"proximal": 0.1}},
+        r"'none' has no proximal: set local\.correction = 'fedprox', or leave local\.proximal out",
+    ),
+    "a discount for what is dropped": (
+        {"server": {"deadline": 9, "staleness": 1}},
+        r"dropped: set server\.late = 'discount', or leave server\.staleness out",
+    ),
+    "spares where all are asked": (
+        {"server": {"oversample": 0.5}},
+        r"none is left to stand in .*: set server\.clients_per_round, or server\.oversample = 0",
+    ),
     "a crop out of order": (
         {"views": {"crop_scale": [1, 0.2]}},
         r"views: crop_scale must be two pos",

@@ -231,7 +231,10 @@ def test_killed_around_any_file_it_writes_a_run_resumes_to_the_same_bits(
         except Killed:
             deaths += 1
         monkeypatch.setattr(Path, "replace", replace)
+        (folder / "clients" / "000000").mkdir(parents=True, exist_ok=True)
+        (folder / "clients" / "000000" / ".round-000001.safetensors.7.tmp").touch()
         assert_same_end(resume(folder), expected)
+        assert not [*folder.rglob("*.tmp")]  # neither ours nor one that SIGKILL left
         if len(written) < count:
             break
     assert deaths == 7  # twice two states and a checkpoint, and the final figures
@@ -278,6 +281,27 @@ def test_ctrl_c_at_any_step_of_a_round_loses_and_doubles_nothing(
             assert_same_end(resume(folder), expected)
         else:
             assert (where, name, call) == (Server, "gather", 1)  # before anything was done
+
+
+def test_ctrl_c_while_the_last_round_is_saved_does_not_lose_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, config = tmp_path / "run", tiny(run={"checkpoint_every": 100})
+    where, name = ssfl.experiment, "save_checkpoint"
+    interrupted(lambda: train(config, out=folder), monkeypatch, where, name, call=1)
+    assert Run(folder).checkpoint().rounds == config.server.rounds
+
+
+def test_a_transport_that_cannot_even_be_closed_does_not_cost_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: LocalCommunicator) -> None:
+        raise RuntimeError("the cluster is gone")
+
+    monkeypatch.setattr(LocalCommunicator, "close", broken)
+    with pytest.raises(RuntimeError, match="the cluster is gone"):
+        train(tiny(run={"checkpoint_every": 100}), out=tmp_path / "run", display=Stopping(True))
+    assert Run(tmp_path / "run").checkpoint().rounds == 2
 
 
 # The record

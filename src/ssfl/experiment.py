@@ -27,7 +27,7 @@ from ssfl.federation.messages import Reply
 from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import RoundReport, Server
 from ssfl.federation.shared import SharedStore
-from ssfl.files import write_text
+from ssfl.files import remove_unfinished, write_text
 from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
 from ssfl.section import flat
@@ -187,6 +187,7 @@ class Experiment:
             check_fit(found, trainer.layout.digest, self.run.checkpoints)
             server.load(found.tensors, found.rounds)
         store.rewind(server.rounds_done)
+        remove_unfinished(self.run.path)
         if self.run.metrics:
             log_all(trackers, {"kind": "resume", "round": server.rounds_done})
         begun_at, started = server.rounds_done, time.perf_counter() - self._spent()
@@ -208,11 +209,13 @@ class Experiment:
                 self._judge(server, evaluation, record)
                 if server.rounds_done % config.run.checkpoint_every == 0:
                     self._save(server, hosts)
-        except (KeyboardInterrupt, FederationError):
-            communicator.close()
             self._save(server, hosts)
+        except (KeyboardInterrupt, FederationError):
+            try:
+                communicator.close()
+            finally:  # a transport that is broken itself may not cost what was done
+                self._save(server, hosts)
             raise
-        self._save(server, hosts)
         if server.rounds_done > begun_at or not self.run.final:
             self._conclude(time.perf_counter() - started)
 

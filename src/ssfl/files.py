@@ -8,6 +8,7 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,20 @@ def write_bytes(path: Path, content: bytes) -> None:
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise CheckpointError(
             f"could not write {path}: {error.strerror or error}; what was there before is intact"
         ) from error
+    finally:  # Ctrl-C comes here too
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Delete what processes that were killed had begun to write, anywhere below `folder`. No other
+    process may be writing there; a late client of this one may."""
+    for temporary in folder.rglob(".*.tmp"):
+        if not temporary.name.endswith(f".{os.getpid()}.tmp"):
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, content: str) -> None:

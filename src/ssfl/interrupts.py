@@ -3,7 +3,7 @@ together."""
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -65,14 +65,20 @@ def uninterrupted() -> Iterator[None]:
         yield  # signals are the main thread's
         return
     caught: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: caught.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    try:
+        with handled(lambda number, _: caught.append(number)):
+            yield
+    finally:
+        if caught:
+            signal.raise_signal(caught[0])
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
+    """Let `handler` have Ctrl-C and SIGTERM inside the block."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if caught:
-            signal.raise_signal(caught[0])
+        for number, usual in before.items():
+            signal.signal(number, signal.SIG_DFL if usual is None else usual)

@@ -24,10 +24,12 @@ import torch
 
 import ssfl.comm.ray
 import ssfl.experiment
+from ssfl.comm import join
 from ssfl.config import Config, parse
 from ssfl.data.federated import FederatedData
 from ssfl.federation.client import Client
 from ssfl.federation.messages import Reply, Task
+from ssfl.interrupts import sigterm_is_ctrl_c
 from ssfl.run import Run
 
 CLIENTS, ROUNDS = 6, 3
@@ -212,6 +214,9 @@ def main(transport: str, folder: str, *settings: str) -> None:
         use_our_ray_workers()
     elif folder_of_record := os.environ.get("RECORD"):
         record_mpi(Path(folder_of_record))
+    if join(transport) is not None:  # as `ssfl train` has it
+        return
+    sigterm_is_ctrl_c()
     if settings == ("--resume",):
         ssfl.experiment.resume(folder, comm=transport)
         return

@@ -66,6 +66,7 @@ class Memory:
 def _no_waiting(monkeypatch):
     monkeypatch.setattr(communicator_module, "POLL", 0.01)
     monkeypatch.setattr(communicator_module, "CENSUS", 0.0)
+    monkeypatch.setattr(communicator_module, "RETURN", 0.05)
 
 
 def a_task(**changes):
@@ -158,6 +159,25 @@ def test_a_site_that_goes_away_is_not_asked():
     assert list(communicator.clients()) == [0]
     (reply,) = communicator.exchange(a_task(), [1])
     assert reply.failure.reason is Reason.LOST
+
+
+def test_a_site_that_has_gone_and_is_asked_again_is_waited_for(monkeypatch):
+    monkeypatch.setattr(communicator_module, "RETURN", 5.0)
+    grid = PretendGrid(n1=site(0), n2=site(1))
+    communicator = connected(grid, 2)
+    del grid.activated[2]
+    assert list(communicator.clients()) == [0]
+    looks, look = [], grid.get_nodes
+
+    def started_again():
+        looks.append(1)
+        if len(looks) == 3:
+            grid.activated[2] = "noon"
+        return look()
+
+    monkeypatch.setattr(grid, "get_nodes", started_again)
+    (reply,) = communicator.exchange(a_task(), [1])
+    assert reply.failure is None
 
 
 def test_without_any_site_the_wait_ends_in_a_sentence():

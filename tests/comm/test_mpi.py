@@ -117,13 +117,16 @@ def test_a_killed_rank_stops_the_job_in_one_line_and_it_resumes_to_the_same_end(
     assert_same_bits(Run(run), reference())
 
 
-def test_ctrl_c_saves_what_was_done_and_the_run_resumes_to_the_same_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_sigterm_saves_what_was_done_and_the_run_resumes_to_the_same_end(
+    sign: signal.Signals, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     job = start(3, run, "run.checkpoint_every=100", SLOW="0:2")
     while not completed(run):
         assert job.poll() is None, job.communicate()[1]
         time.sleep(0.02)
-    os.killpg(job.pid, signal.SIGINT)  # as a terminal does: to mpiexec and all below it
+    os.killpg(job.pid, sign)  # as a terminal or a scheduler does: to mpiexec and all below it
     stopped = end(job)
     assert stopped.returncode == 130
     assert DIED not in stopped.stderr

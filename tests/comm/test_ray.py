@@ -23,7 +23,7 @@ from six_clients import (
 from ssfl.assemble import load_federated
 from ssfl.comm.ray import Cluster, _share
 from ssfl.errors import ConfigError
-from ssfl.experiment import train
+from ssfl.experiment import resume, train
 from ssfl.federation.client import Client
 from ssfl.run import Run
 
@@ -104,6 +104,19 @@ def test_a_slow_client_and_a_broken_one_cost_their_own_updates_only(
     bad_days({"BROKEN": "2"})
     without = train(recipe(server={"rounds": 1}), out=tmp_path / "without")
     assert torch.equal(outcome(Run(tmp_path / "run"))[0], outcome(without)[0])
+
+
+def test_sigterm_saves_what_was_done_and_the_run_can_be_gone_on_with(tmp_path: Path) -> None:
+    driver = start(tmp_path / "run", "run.checkpoint_every=100", SLOW="0:2")
+    record = tmp_path / "run" / "metrics.jsonl"
+    while not (record.exists() and record.read_text().count("\n")):
+        assert driver.poll() is None, driver.communicate()[1]
+        time.sleep(0.02)
+    driver.send_signal(signal.SIGTERM)
+    _, err = driver.communicate(timeout=120)
+    assert driver.returncode == 130, err
+    assert 1 <= Run(tmp_path / "run").checkpoint().rounds < 3
+    assert_same_bits(resume(tmp_path / "run"), reference())
 
 
 def test_a_killed_worker_is_replaced_and_the_run_ends_with_the_same_bits(tmp_path: Path) -> None:

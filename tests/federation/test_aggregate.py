@@ -16,6 +16,7 @@ from ssfl.errors import FederationError
 from ssfl.federation.aggregate import Aggregator, Mean, Update, build_aggregator, in_order
 from ssfl.federation.messages import Reply, TaskKind
 from ssfl.federation.options import ServerOptions
+from ssfl.models.flat import Entry, Kind, Layout
 
 THETA = torch.tensor([3.0, 4.0, 0.0, 1.0, 1.0, 1.0])
 
@@ -212,6 +213,19 @@ def test_l_dawa_by_hand():
     after = THETA + aggregator.finish().delta
     # ½ · 0.96 · (4, 3) + ½ · (6, 8)
     assert after.tolist() == pytest.approx([4.92, 5.44, 0.3, 1.1, 1.1, 1.3])
+
+
+def test_l_dawa_has_the_same_bits_wherever_theta_lies_in_memory():
+    # A checkpoint's tensors begin anywhere; those that torch makes, at multiples of 64 bytes.
+    layout = Layout((Entry("weight", (999,), Kind.WEIGHT, 0),))
+    theta, delta = torch.randn(2, 999, generator=torch.Generator().manual_seed(0))
+    means = []
+    for start in (0, 1, 3, 9):
+        elsewhere = torch.empty(999 + start)[start:].copy_(theta)
+        aggregator = build_aggregator(ServerOptions(aggregation="l-dawa"), layout, elsewhere, 1)
+        aggregator.add(Update(0, delta, 1))
+        means.append(aggregator.finish().delta)
+    assert all(torch.equal(mean, means[0]) for mean in means)
 
 
 def test_updates_are_left_as_they_came():

@@ -52,22 +52,19 @@ def no_code_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
     ("method", "norm"), [*((m, "batch") for m in METHODS), ("simclr", "group")]
 )
 def test_compiled_steps_are_plain_steps(method: str, norm: str) -> None:
-    # Where the input of a ReLU is zero but for its last digit, a CPU's rounding decides. That
-    # does not happen twice.
-    gaps = [_gap_after_steps(method, norm, seed) for seed in (0, 100)]
-    assert min(gaps) < 1e-5
-
-
-def _gap_after_steps(method: str, norm: str, seed: int) -> float:
     ours, plain = (learner(method, fast=fast, norm=norm) for fast in (True, False))
     for step, images in enumerate((BATCH, BATCH, BATCH // 2, BATCH)):  # one odd batch among them
         for one in (ours, plain):
             one.rate.fill_(0.05)
-            one.descend(one.loss(one(batch(images, seed + step))))
+            one.descend(one.loss(one(batch(images, step))))
+        torch.testing.assert_close(ours.flat.vector, plain.flat.vector, rtol=1e-4, atol=1e-5)
+        # On from the same place: a last digit apart, a ReLU may open in one and not in the other.
+        with torch.no_grad():
+            ours.flat.vector.copy_(plain.flat.vector)
+            ours.momentum.copy_(plain.momentum)
     assert (
         plain.flat.vector - learner(method, fast=False, norm=norm).flat.vector
     ).abs().max() > 1e-3
-    return float((ours.flat.vector - plain.flat.vector).abs().max())
 
 
 def test_gradients_of_micro_batches_add_up() -> None:

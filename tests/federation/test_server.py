@@ -385,6 +385,20 @@ def test_scaffolds_control_variate_moves_by_the_mean_change_times_the_share_taki
     torch.testing.assert_close(control, torch.full((LAYOUT.trainable,), expected))
 
 
+def test_a_round_that_was_gathered_counts_though_all_clients_have_gone_since() -> None:
+    class Gone(Party):
+        def clients(self) -> Sequence[int]:
+            if self.asked:
+                raise FederationError("only 0 of 1 clients joined within 1 s")
+            return super().clients()
+
+    server = serve(Gone(), SCAFFOLD)
+    server.advance(*server.gather())
+    assert server.rounds_done == 1
+    torch.testing.assert_close(server.theta, THETA + mean(dict(enumerate(SIZES))))
+    assert torch.equal(server.state()["control"], torch.full((LAYOUT.trainable,), 2.5))
+
+
 def test_the_rate_follows_a_cosine_over_rounds_from_lr_towards_zero() -> None:
     party = Party()
     server = serve(party, LocalOptions(batch=10, lr=0.2), rounds=4)
@@ -458,12 +472,15 @@ def test_a_round_reports_how_far_theta_moved_whatever_moved_it(optimizer: str) -
         assert report.update_norm == pytest.approx(float((server.theta - before).norm()), rel=1e-5)
 
 
-def test_evaluation_asks_in_order_and_leaves_failures_out() -> None:
+def test_evaluation_asks_in_order_and_leaves_failures_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     party = Party({2: lambda client, task: failed(client, task, Reason.ERROR, "no")})
     party.order = lambda clients: list(reversed(clients))
     server = serve(party, SCAFFOLD)
     replies = server.evaluate([0, 2, 3])
     assert [reply.client for reply in replies] == [0, 3]
+    assert "after round 0: figures are of 2 of 3 clients; client 2 error: no" in caplog.text
     assert party.tasks[0].kind is TaskKind.EVALUATE
     assert party.tasks[0].control is None
     assert server.rounds_done == 0

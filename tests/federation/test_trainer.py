@@ -24,6 +24,7 @@ from ssfl.federation.state import ClientState
 from ssfl.federation.store import StateStore
 from ssfl.federation.trainer import Result, Trainer
 from ssfl.models.flat import Kind
+from ssfl.models.norm import BatchNorm, GroupNorm
 from ssfl.ssl.base import Batch, Method
 from tiny import tiny
 
@@ -280,6 +281,23 @@ def test_fedbn_keeps_batch_norm_with_the_client(build: Callable[..., Host]) -> N
     kept = run(host, 2, result.state).state.norms
     assert kept is not None
     assert torch.equal(kept, result.state.norms)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_fedbn_keeps_the_norms_of_an_ema_copy_too(build: Callable[..., Host], norm: str) -> None:
+    widths = {"projector_width": 16, "projection_width": 8, "predictor_width": 8}
+    host = build(
+        ssl={"method": "byol", "momentum": 0.5, **widths},
+        local={"batch_norm": "fedbn"},
+        model={"norm": norm},
+    )
+    flat = host.trainer.models.global_.flat
+    parts = dict(flat.module.named_modules())
+    moved = run(host, 0).delta
+    assert moved is not None
+    for entry in flat.layout.entries:
+        is_norm = isinstance(parts[entry.name.rpartition(".")[0]], BatchNorm | GroupNorm)
+        assert bool(moved[entry.range].any()) != is_norm, entry.name
 
 
 def test_scaffold_corrects_nothing_that_fedbn_keeps_with_the_client(

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ssfl.section import Section
 
@@ -43,6 +43,16 @@ class LocalOptions(Section):
     freeze_statistics: float = Field(1.0, gt=0, le=1)
     """Share of the rounds after which the backbone's batch norms normalise by the statistics that Θ
     has by then, no longer by each batch's own (1: never)."""
+
+    @model_validator(mode="after")
+    def _a_pull_is_fedproxs(self) -> "LocalOptions":
+        default = type(self).model_fields["proximal"].default
+        if self.correction != "fedprox" and self.proximal != default:
+            raise ValueError(
+                f"correction {self.correction!r} has no proximal: set local.correction = "
+                "'fedprox', or leave local.proximal out"
+            )
+        return self
 
     def steps(self, images: int) -> int:
         """Steps that a client of so many images makes in a round."""

@@ -29,6 +29,7 @@ from ssfl.config import Config
 from ssfl.errors import ConfigError, FederationError, SSFLError
 from ssfl.federation.client import Host
 from ssfl.federation.messages import Reply, Task
+from ssfl.interrupts import handled
 
 log = logging.getLogger(__name__)
 
@@ -172,22 +173,25 @@ class Rank:
 
     def serve(self) -> Path:
         """Work for one run; returns its folder when it is over."""
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides what Ctrl-C means
-        try:
-            while True:
-                order = _receive(0, None)
-                if order["do"] == "leave":
-                    raise SystemExit(0)
-                if order["do"] == "stop":
-                    _send({}, 0, STOP)
-                    return self._folder
-                self._carry_out(order)
-        except Exception:
-            log.exception("rank %d cannot go on", rank())
-            _world().Abort(1)
-            raise
-        finally:
-            signal.signal(signal.SIGINT, before)
+        # Ctrl-C, and the SIGTERM of a job that is cancelled or out of time, come to all ranks. Rank
+        # 0 saves what was done; were another to die of it, MPI would end rank 0 before it has.
+        with handled(signal.SIG_IGN):
+            try:
+                return self._work()
+            except Exception:
+                log.exception("rank %d cannot go on", rank())
+                _world().Abort(1)
+                raise
+
+    def _work(self) -> Path:
+        while True:
+            order = _receive(0, None)
+            if order["do"] == "leave":
+                raise SystemExit(0)
+            if order["do"] == "stop":
+                _send({}, 0, STOP)
+                return self._folder
+            self._carry_out(order)
 
     def _carry_out(self, order: Fields) -> None:
         if order["do"] == "open":

@@ -9,7 +9,10 @@ envelope (pickle), so it is for machines that trust each other.
 import logging
 import math
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +75,16 @@ class Cluster:
     def _start(self, wanted: int, theta_bytes: int) -> None:
         """Join the cluster that RAY_ADDRESS names; without it, start one that ends with us."""
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        if os.environ.get("RAY_ADDRESS"):
-            self.ray.init(address="auto", **quiet)
-            return
         cores = max(os.cpu_count() or 1, wanted)
-        self.ray.init(
-            address="local",
-            num_cpus=cores,
-            object_store_memory=(256 << 20) + (2 * cores + 4) * theta_bytes,
-            include_dashboard=False,
-            **quiet,
-        )
+        alone: dict[str, Any] = {
+            "address": "local",
+            "num_cpus": cores,
+            "object_store_memory": (256 << 20) + (2 * cores + 4) * theta_bytes,
+            "include_dashboard": False,
+        }
+        joined = {"address": "auto"}
+        with _sigterm_stays_ours():
+            self.ray.init(**(joined if os.environ.get("RAY_ADDRESS") else alone), **quiet)
 
     def close(self) -> None:
         if self.mine:
@@ -188,6 +190,17 @@ def _import_ray() -> Any:
             f"the transport ray needs Ray ({error}): pip install 'ssfl[ray]'"
         ) from None
     return ray
+
+
+@contextmanager
+def _sigterm_stays_ours() -> Iterator[None]:
+    """Ray would have a SIGTERM end the process at once; whoever handles it has a run to save."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _registered() -> Registered:

@@ -168,7 +168,9 @@ class LayerwiseAggregator(Aggregator):
             before = self._theta[layer]
             after = before + delta[layer]
             norms = before.norm() * after.norm()
-            cosine = torch.dot(before, after) / norms
+            # Not torch.dot: its last digit is another where Θ lies otherwise in memory, as it does
+            # in the first round of a resumed run.
+            cosine = (before * after).sum() / norms
             agreement = torch.where(norms > 0, cosine.clamp(max=1), 1.0)
             delta[layer] = agreement * after - before
         return delta

@@ -119,8 +119,9 @@ class OnlineEvaluation:
 
 
 def _client_row(replies: list[Reply]) -> Figures:
-    """Means over clients: plain (the paper's) and weighted by test images."""
-    judged = [reply for reply in replies if "knn" in reply.metrics and reply.samples > 0]
+    """Means over clients: plain (the paper's) and weighted by test images. A figure that is no
+    accuracy (a site may send anything) must not spoil those of all others."""
+    judged = [r for r in replies if 0 <= r.metrics.get("knn", -1) <= 1 and r.samples > 0]
     figures: Figures = {"clients": {str(r.client): r.metrics for r in replies}}
     if judged:
         summary = summarise([r.metrics["knn"] for r in judged], [r.samples for r in judged])

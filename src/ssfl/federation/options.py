@@ -8,6 +8,12 @@ from ssfl.section import Section
 
 ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
 """Server optimizers that divide Δ̄ by its own size: η is then how far a weight moves in a round."""
+READ_BY = {
+    "momentum": ("fedavgm", "fedadam", "fedyogi"),
+    "beta2": ("fedadam", "fedyogi"),
+    "tau": ADAPTIVE,
+}
+"""Which server optimizers have a use for an option."""
 
 
 class ServerOptions(Section):
@@ -77,3 +83,27 @@ class ServerOptions(Section):
                 "set server.oversample = 0 and server.late = 'drop', or server.updates = 'single'"
             )
         return self
+
+    @model_validator(mode="after")
+    def _nothing_is_set_in_vain(self) -> "ServerOptions":
+        """FedAvg with a momentum would pass for FedAvgM."""
+        for name, rules in READ_BY.items():
+            if self.optimizer not in rules and self._is_set(name):
+                raise ValueError(
+                    f"optimizer {self.optimizer!r} has no {name}: set server.optimizer to "
+                    f"{' or '.join(map(repr, rules))}, or leave server.{name} out"
+                )
+        if self.late == "drop" and self._is_set("staleness"):
+            raise ValueError(
+                "late updates are dropped: set server.late = 'discount', or leave "
+                "server.staleness out"
+            )
+        if self.oversample > 0 and self.clients_per_round == 0:
+            raise ValueError(
+                "all clients are asked, so none is left to stand in for others: set "
+                "server.clients_per_round, or server.oversample = 0"
+            )
+        return self
+
+    def _is_set(self, name: str) -> bool:
+        return bool(getattr(self, name) != type(self).model_fields[name].default)

@@ -40,6 +40,8 @@ class RoundReport:
     round: int
     rate: float
     asked: int
+    there: int
+    """Clients that could have been asked: SCAFFOLD's K."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Means over clients, weighted by their samples."""
     clients: list[int] = field(default_factory=list)
@@ -118,7 +120,7 @@ class Server:
             momentum=self._local.momentum,
             spares=self._spares,
         )
-        report = RoundReport(task.round, task.rate, len(asked))
+        report = RoundReport(task.round, task.rate, len(asked), len(clients))
         self._admission.open_round(Known(size_of, self._local, options.optimizer == "fednova"))
         self._collect(task, asked, wanted, aggregator, report, on_reply)
         report.seconds = time.perf_counter() - started
@@ -132,7 +134,7 @@ class Server:
             before, self.theta = self.theta, self._optimizer.step(self.theta, mean)
             report.update_norm = float(torch.dist(self.theta, before))
             if self._control is not None:
-                self._control = move_control(self._control, mean, len(self._communicator.clients()))
+                self._control = move_control(self._control, mean, report.there)
                 self._folded |= dict.fromkeys(report.clients, report.round)
         self._overdue.difference_update(report.late)
         self._overdue.update((client, report.round) for client in report.overdue)
@@ -249,7 +251,24 @@ class Server:
         task = self._task(TaskKind.EVALUATE)
         replies = self._communicator.exchange(task, clients, self._options.deadline or None)
         fresh = (reply for reply in replies if reply.round == task.round)
-        return [reply for reply in in_order(fresh, clients) if reply.failure is None]
+        judged, failures = [], []
+        for reply in in_order(fresh, clients):
+            if reply.failure is None:
+                judged.append(reply)
+            else:
+                failures.append((reply.client, reply.failure))
+        if failures:  # or a mean over some would pass for one over all
+            client, why = failures[0]
+            log.warning(
+                "%s: figures are of %d of %d clients; client %d %s: %s",
+                task.when,
+                len(judged),
+                len(clients),
+                client,
+                why.reason,
+                why.detail,
+            )
+        return judged
 
     def _training(self, clients: Sequence[int]) -> Task:
         """The task of a round, with SCAFFOLD's c and what of these clients is in it."""

@@ -24,7 +24,7 @@ from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Task
 from ssfl.federation.spares import Spares
 from ssfl.federation.state import ClientState
-from ssfl.models.flat import Kind, Layout
+from ssfl.models.flat import Layout
 from ssfl.seeding import torch_generator
 from ssfl.ssl.base import Batch, Method, freeze_statistics
 
@@ -70,11 +70,7 @@ class Trainer:
         received = global_.flat.trainable.clone() if self._anchored else torch.empty(0)
         self.models = Models(global_, personal, received)
         self._new_home = global_.flat.home.clone()
-        self._norms = (
-            self.layout.select([Kind.NORM, Kind.STATISTIC], engine.device)
-            if local.batch_norm == "fedbn"
-            else None
-        )
+        self._norms = global_.flat.norms() if local.batch_norm == "fedbn" else None
         self._own_norms = None if self._norms is None else self._norms[: self.layout.trainable]
         self._drift = Drift(local, self.models, self._own_norms)
         self._frozen = False

@@ -160,11 +160,20 @@ class FlatModel:
         """The part of the vector that stays with the client."""
         return self.vector[self.layout.shared :]
 
+    def norms(self) -> Tensor:
+        """A boolean mask over the shared part: True where norms have their scale, shift and
+        statistics, also those of EMA copies."""
+        mask = self.layout.select([Kind.NORM, Kind.STATISTIC], self.vector.device)
+        norms = _norms(self.module)
+        for entry in self.layout.entries:
+            if entry.kind is Kind.TARGET and entry.name.rpartition(".")[0] in norms:
+                mask[entry.range] = True
+        return mask
+
 
 def _kinds(module: nn.Module, home: tuple[str, ...]) -> dict[str, Kind]:
     """The kind of every tensor of `module`, in module order."""
-    modules = module.named_modules()
-    norms = {name for name, child in modules if isinstance(child, BatchNorm | GroupNorm)}
+    norms = _norms(module)
     kinds: dict[str, Kind] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
@@ -184,3 +193,9 @@ def _kinds(module: nn.Module, home: tuple[str, ...]) -> dict[str, Kind]:
         if name.startswith(home) and home:
             kinds[name] = Kind.HOME
     return kinds
+
+
+def _norms(module: nn.Module) -> set[str]:
+    """The names of the norms inside `module`."""
+    modules = module.named_modules()
+    return {name for name, child in modules if isinstance(child, BatchNorm | GroupNorm)}

@@ -34,6 +34,8 @@ CENSUS = 2.0
 """Seconds between two looks at which sites are connected."""
 TRAVEL = 6.0
 """Seconds of a deadline kept for the way: SuperNodes look for messages every 3 s."""
+RETURN = 60.0
+"""Seconds that a site which is asked but gone has to come back: starting anew takes it some ten."""
 MAX_NAME = 64
 """Characters of a site's name that are shown."""
 
@@ -103,6 +105,7 @@ class FlowerCommunicator:
         self, task: Task, clients: Sequence[int], deadline: float | None = None
     ) -> Iterator[Reply]:
         """Replies as sites finish. Replies to earlier rounds that came late are yielded too."""
+        self._await_return(clients)
         end = None if deadline is None else time.monotonic() + deadline
         groups = self._group(clients)
         for client in set(clients).difference(*groups.values()):
@@ -208,6 +211,15 @@ class FlowerCommunicator:
         log.info("site %s joined with clients %s", self._name(site.node), sorted(site.sizes))
 
     # One exchange
+
+    def _await_return(self, clients: Sequence[int]) -> None:
+        """Wait a while for those who were there when the round began. Asked again at once, they
+        would be lost again, and a round's retries be over before a site has started anew."""
+        end = time.monotonic() + RETURN
+        while not self._present().keys() >= set(clients) and time.monotonic() < end:
+            self._census()
+            self._hear_rolls()
+            time.sleep(POLL)
 
     def _group(self, clients: Sequence[int]) -> dict[int, list[int]]:
         """The clients by the node they are behind, in the order given."""

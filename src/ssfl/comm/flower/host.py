@@ -37,7 +37,7 @@ from ssfl.federation.communicator import Communicator
 from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Task, TaskKind
 from ssfl.federation.store import StateStore
-from ssfl.files import write_text
+from ssfl.files import remove_unfinished, write_text
 from ssfl.locks import claimed
 from ssfl.run import Run
 
@@ -137,6 +137,7 @@ class SiteKeeper:
     def begin(self, run: str) -> None:
         """Go (back) to this run, with what is on disk."""
         folder = self._folder / "runs" / run
+        remove_unfinished(folder)
         write_text(folder / "config.toml", to_toml(self._config))
         self._run = Run(folder)
         self._run.write_facts(self._hosts[0].data.dataset, len(self._hosts[0].clients()))

@@ -8,7 +8,6 @@ pull the message, push the reply. The coordinator gets a `Grid`, a site a stream
 
 import contextlib
 import hashlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -50,8 +49,6 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
 from ssfl.errors import ConfigError, FederationError
-
-log = logging.getLogger(__name__)
 
 POLL = 0.2
 HEARTBEAT = 10.0
@@ -168,7 +165,11 @@ def answer_messages(
     answer: Callable[[Message], Message],
     stopped: Callable[[], bool],
 ) -> None:
-    """Answer what this site's SuperNode receives, one message after another, until `stopped`."""
+    """Answer what this site's SuperNode receives, one message after another, until `stopped`.
+
+    A SuperNode waits for the answer to one message before it takes another, so one that cannot be
+    answered is the end of it: a `FederationError`.
+    """
     with _executor(address, None, secret) as client:
         while not stopped():
             request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
@@ -183,7 +184,7 @@ def answer_messages(
                 except httpx.HTTPError:
                     pass  # the run was stopped meanwhile
                 except Exception as error:  # whatever Flower stumbles over in what was sent
-                    log.warning("a message could not be answered: %r", error)
+                    raise FederationError(f"a message could not be read: {error!r}") from error
             else:
                 time.sleep(POLL)
 
