@@ -126,6 +126,19 @@ def test_several_runs_share_one_page(
     assert browser.evaluate("document.querySelectorAll('figure[data-figure=loss] g').length") == 3
 
 
+@pytest.mark.parametrize("count", [3, 12])
+def test_a_legend_has_the_colours_of_its_lines(shared: Run, tmp_path: Path, count: int) -> None:
+    runs = [shutil.copytree(shared.path, tmp_path / f"run-{i}") for i in range(count)]
+    (runs[1] / "metrics.jsonl").write_text("")  # of which there is nothing to draw
+    page, *_ = write_comparison(runs, tmp_path / "out")
+    header, figure = (page.read_text().split(start)[1] for start in ("<h1>", "<figure"))
+    mark = r'<{} ((?:class="c|style="color)[^>]+)>'
+    listed = re.findall(mark.format("i"), header.split("</header>")[0])
+    lines, legend = (re.findall(mark.format(tag), figure) for tag in "gi")
+    assert len(set(listed)) == count
+    assert lines == legend == [colour for i, colour in enumerate(listed) if i != 1]
+
+
 def test_a_page_needs_no_network_and_no_script(personal: Run) -> None:
     text = write_report(personal).read_text()
     outside = [a for a in re.findall(r"""(?:src|href)=["']([^"']+)""", text) if a[0] != "#"]

@@ -20,12 +20,14 @@ Number = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Series:
-    """A named line: its points, its place in the palette, and whether it is only a reference."""
+    """A named line: its points, its place in a palette of so many, and whether it is only a
+    reference."""
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: int
     reference: bool = False
+    of: int = _COLOURS
 
 
 def plain(value: float) -> str:
@@ -94,7 +96,7 @@ def _line(
         for a, b in points
     )
     return (
-        f"<g {colour(one.colour)}>"
+        f"<g {colour(one.colour, one.of)}>"
         f'<path d="M{path}" fill="none" stroke="currentColor" stroke-width="1.8" '
         f'stroke-linejoin="round" stroke-linecap="round"/>{dots}</g>'
     )

@@ -11,7 +11,7 @@ from ssfl.errors import ConfigError
 from ssfl.files import csv_text, write_text
 from ssfl.protocols.scores import GROUPS, Score, title
 from ssfl.report import parts
-from ssfl.report.charts import Number, Series, line_chart, percent, plain
+from ssfl.report.charts import Number, Series, colour, line_chart, percent, plain
 from ssfl.report.record import Record
 from ssfl.report.single import footer
 from ssfl.report.words import duration, named, rounds
@@ -103,7 +103,8 @@ def _runs(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
         text = escape(name)
         if page.exists():
             text = f'<a href="{escape(os.path.relpath(page, folder))}">{text}</a>'
-        items.append(f'<li><i class="c{i % 10}"></i>{text}: {escape(_about(record))}</li>')
+        mark = colour(i, len(records))
+        items.append(f"<li><i {mark}></i>{text}: {escape(_about(record))}</li>")
     return f'<ul class="legend runs">{"".join(items)}</ul>'
 
 
@@ -117,14 +118,14 @@ def _curves(records: Sequence[Record], names: Sequence[str]) -> str:
     figures = []
     for kind, key, text, number in wanted:
         series = [
-            Series(name, record.curve(kind, key), i)
+            Series(name, record.curve(kind, key), i, of=len(records))
             for i, (record, name) in enumerate(zip(records, names, strict=True))
         ]
         series = [one for one in series if one.points]
         if series:
             legend = [(one.name, one.colour) for one in series]
             drawing = line_chart(series, text, number=number)
-            figures.append(parts.figure(key, text, drawing, legend=legend))
+            figures.append(parts.figure(key, text, drawing, legend=legend, of=len(records)))
     return parts.grid(*figures)
 
 
