@@ -209,6 +209,32 @@ def test_the_papers_figures_stand_beside_ours(
     assert "Paper: Table 2, Per-SSFL." in text
 
 
+def test_where_nothing_is_shared_no_figure_is_of_a_shared_encoder(
+    shared: Run, tmp_path: Path
+) -> None:
+    everyone = {"every": 1, "clients": 4, "baselines": True}
+    alone = train(tiny(algorithm={"name": "local-only"}, evaluation=everyone), out=tmp_path / "one")
+    assert "knn_global" not in alone.final
+    assert "effective_rank" not in alone.final
+    text = write_report(alone).read_text()
+    assert "shared encoder" not in text
+    assert "Dimensions the features use; higher is richer. Mean over clients." in text
+    _, markdown, table = write_comparison([shared, alone], tmp_path / "out")
+    sent = [row["effective_rank"] for row in alone.final["clients"].values()]
+    theirs, ours = shared.final["effective_rank"], sum(sent) / len(sent)
+    assert f"| Effective rank | {plain(theirs)} | {plain(ours)} |" in markdown.read_text()
+    assert "shared encoder; of one it is the mean over clients' own." in markdown.read_text()
+    ranks = [float(line["effective_rank"]) for line in csv.DictReader(table.open())]
+    assert ranks == pytest.approx([theirs, ours])
+
+
+def test_clients_who_collapse_alone_are_warned_of(tmp_path: Path) -> None:
+    mad = {"lr": 1e30}
+    config = tiny(algorithm={"name": "local-only"}, local=mad, server={"rounds": 1})
+    run = train(config, out=tmp_path / "run")
+    assert "features are not finite" in run.final["warning"]
+
+
 def test_a_run_that_has_diverged_has_a_page_that_says_so(tmp_path: Path) -> None:
     config = tiny(algorithm={"name": "local-only"}, local={"lr": 1e30}, server={"rounds": 1})
     page = write_report(train(config, out=tmp_path / "run"))

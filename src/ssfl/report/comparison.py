@@ -54,13 +54,19 @@ def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
             lines = [["", *names], ["---", *["---:"] * len(names)], *rows]
             table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
             blocks.append(f"**{heading}**\n\n{table}\n")
-    return "\n".join([*blocks, f"{_NOTE}\n"])
+    return "\n".join([*blocks, f"{_note(records, names)}\n"])
 
 
-_NOTE = (
-    "The figure, ± the half-width of its 95 % interval. Means over clients are plain, as in the "
-    "paper; figures are of each run's last round."
-)
+def _note(records: Sequence[Record], names: Sequence[str]) -> str:
+    note = (
+        "The figure, ± the half-width of its 95 % interval. Means over clients are plain, as in "
+        "the paper; figures are of each run's last round."
+    )
+    pairs = zip(names, records, strict=True)
+    means = ", ".join(name for name, record in pairs if record.health_of_clients)
+    return f"{note} Health is of the shared encoder" + (
+        f"; of {means} it is the mean over clients' own." if means else "."
+    )
 
 
 def _about(record: Record) -> str:
@@ -79,7 +85,7 @@ def _page(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
         for heading, rows in _figures(records)
         if rows
     ]
-    note = f'<p class="lead">{_NOTE}</p>'
+    note = f'<p class="lead">{escape(_note(records, names))}</p>'
     differences = _differences(records)
     body = (
         '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
@@ -109,16 +115,16 @@ def _runs(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
 
 
 def _curves(records: Sequence[Record], names: Sequence[str]) -> str:
-    wanted: list[tuple[str, str, str, Number]] = [
-        ("round", "loss", "Training loss", plain),
-        ("evaluation", "knn_mean", "kNN accuracy, mean over clients", percent),
-        ("evaluation", "knn_global", "kNN accuracy, shared encoder", percent),
+    wanted: list[tuple[str, str, Number]] = [
+        ("loss", "Training loss", plain),
+        ("knn_mean", "kNN accuracy, mean over clients", percent),
+        ("knn_global", "kNN accuracy, shared encoder", percent),
     ]
-    wanted += [("evaluation", key, text, plain) for key, text in _HEALTH.items()]
+    wanted += [(key, text, plain) for key, text in _HEALTH.items()]
     figures = []
-    for kind, key, text, number in wanted:
+    for key, text, number in wanted:
         series = [
-            Series(name, record.curve(kind, key), i, of=len(records))
+            Series(name, _curve(record, key), i, of=len(records))
             for i, (record, name) in enumerate(zip(records, names, strict=True))
         ]
         series = [one for one in series if one.points]
@@ -127,6 +133,12 @@ def _curves(records: Sequence[Record], names: Sequence[str]) -> str:
             drawing = line_chart(series, text, number=number)
             figures.append(parts.figure(key, text, drawing, legend=legend, of=len(records)))
     return parts.grid(*figures)
+
+
+def _curve(record: Record, key: str) -> list[tuple[float, float]]:
+    if key in _HEALTH:
+        return record.health_curve(key)
+    return record.curve("round" if key == "loss" else "evaluation", key)
 
 
 def _figures(records: Sequence[Record]) -> list[tuple[str, list[list[str]]]]:
@@ -144,7 +156,7 @@ def _figures(records: Sequence[Record]) -> list[tuple[str, list[list[str]]]]:
         ]
         tables.append((heading, rows))
     health = [
-        [text, *(_plain(record.last.get(key)) for record in records)]
+        [text, *(_plain(record.health(record.last, key)) for record in records)]
         for key, text in _HEALTH.items()
     ]
     tables.append(("Health, without labels", [row for row in health if any(row[1:])]))
@@ -191,7 +203,8 @@ def _csv(records: Sequence[Record], names: Sequence[str]) -> str:
         }
         for score in record.scores:
             line |= {score.name: score.value, f"{score.name}_ci95": score.ci95}
-        line |= {key: record.last[key] for key in _HEALTH if record.last.get(key) is not None}
+        health = {key: record.health(record.last, key) for key in _HEALTH}
+        line |= {key: value for key, value in health.items() if value is not None}
         line["train_seconds"] = sum(row.get("seconds") or 0 for row in record.rounds)
         lines.append(line)
     return csv_text(lines)

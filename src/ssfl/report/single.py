@@ -91,7 +91,7 @@ def _tiles(record: Record) -> str:
     )
     items += [(percent(by_name[n].value), what) for n, what in wanted if n in by_name][:3]
     rank, spread = (record.health(record.last, name) for name in ("effective_rank", "std_ratio"))
-    mean = ", mean over clients" if record.at_sites else ""
+    mean = ", mean over clients" if record.health_of_clients else ""
     if rank is not None and len(items) < 3:
         items.append((plain(rank), f"dimensions in use (effective rank){mean}"))
     if not by_name and spread is not None:
@@ -117,7 +117,7 @@ def _curves(record: Record) -> str:
         points = record.health_curve(name)
         if points:
             drawing = line_chart([Series(title, points, 2)], title)
-            mean = " Mean over clients." if record.at_sites else ""
+            mean = " Mean over clients." if record.health_of_clients else ""
             figures.append(parts.figure(name, title, drawing, note=note + mean))
     return parts.section("curves", "How it went", parts.grid(*figures))
 
@@ -234,7 +234,7 @@ def _health_table(record: Record) -> str:
             rows.append([title, plain(then), plain(now)])
     if not rows:
         return ""
-    whose = " Figures are means over clients, as their sites sent them." if record.at_sites else ""
+    whose = " Figures are means over clients." if record.health_of_clients else ""
     return parts.section(
         "results",
         "Results",

@@ -127,7 +127,7 @@ def _outcome(record: Record) -> str:
     if rank is None:
         return ""
     even = f" and their spread is {plain(spread)} of the ideal" if spread is not None else ""
-    mean = ", in the mean over clients" if record.at_sites else ""
+    mean = ", in the mean over clients" if record.health_of_clients else ""
     return (
         f"There are no labels to test with; the features use {plain(rank)} dimensions{even}{mean}."
     )
