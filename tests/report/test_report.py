@@ -4,6 +4,7 @@ import csv
 import re
 import shutil
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from browser import Browser, browsing, chromium
@@ -137,6 +138,40 @@ def test_a_legend_has_the_colours_of_its_lines(shared: Run, tmp_path: Path, coun
     lines, legend = (re.findall(mark.format(tag), figure) for tag in "gi")
     assert len(set(listed)) == count
     assert lines == legend == [colour for i, colour in enumerate(listed) if i != 1]
+
+
+@needs_browser
+def test_odd_names_and_many_runs_make_a_page_that_reads_and_links(
+    shared: Run, browser: Browser, tmp_path: Path
+) -> None:
+    names = ["a|b", "50%25 #1?", *(f"a-run-with-a-rather-long-name-{i}" for i in range(8))]
+    runs = [shutil.copytree(shared.path, tmp_path / name) for name in names]
+    for run in runs:
+        (run / "report.html").write_text("here")
+    page, markdown, _ = write_comparison([*runs, runs[0], shared.path], tmp_path / "out")
+    assert "| a\\|b | 50%25 #1? | a-run-with" in markdown.read_text()
+    drawn(browser, page)
+    links = browser.evaluate("[...document.querySelectorAll('.runs a')].map(a => a.href)")
+    assert [Path(unquote(urlsplit(link).path)) for link in links] == [
+        *(run / "report.html" for run in runs),
+        *([shared.path / "report.html"] if (shared.path / "report.html").exists() else []),
+    ]
+    assert browser.evaluate("document.querySelectorAll('.runs li').length") == 11
+    widths = "[...document.querySelectorAll('.scroll td:first-child')].map(d => d.clientWidth)"
+    assert min(browser.evaluate(widths)) > 120
+
+
+def test_runs_of_one_name_are_told_apart_by_where_they_are(shared: Run, tmp_path: Path) -> None:
+    one, other = (shutil.copytree(shared.path, tmp_path / place / "run") for place in "ab")
+    _, markdown, _ = write_comparison([one, other], tmp_path / "out")
+    assert "|  | a/run | b/run |" in markdown.read_text()
+    with pytest.raises(ConfigError, match="at least two runs"):
+        write_comparison([one, one], tmp_path / "out")
+
+
+def test_one_client_is_not_called_clients(tmp_path: Path) -> None:
+    run = train(tiny(partition={"clients": 1}), out=tmp_path / "run")
+    assert "1 client trained one shared encoder" in write_report(run).read_text()
 
 
 def test_a_page_needs_no_network_and_no_script(personal: Run) -> None:

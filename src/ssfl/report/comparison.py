@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ssfl.errors import ConfigError
 from ssfl.files import csv_text, write_text
@@ -14,7 +15,7 @@ from ssfl.report import parts
 from ssfl.report.charts import Number, Series, colour, line_chart, percent, plain
 from ssfl.report.record import Record
 from ssfl.report.single import footer
-from ssfl.report.words import duration, named, rounds
+from ssfl.report.words import clients, duration, named, rounds
 from ssfl.run import Run
 from ssfl.section import flat
 
@@ -28,10 +29,11 @@ _HEALTH = {
 
 
 def write_comparison(runs: Sequence[Run | str | Path], out: str | Path) -> list[Path]:
-    """Write comparison.html, comparison.md and comparison.csv into `out`."""
-    if len(runs) < 2:
+    """Write comparison.html, comparison.md and comparison.csv into `out`; a run counts once."""
+    opened = [run if isinstance(run, Run) else Run(run) for run in runs]
+    records = [Record(run) for run in {run.path.resolve(): run for run in opened}.values()]
+    if len(records) < 2:
         raise ConfigError("a comparison needs at least two runs")
-    records = [Record(run if isinstance(run, Run) else Run(run)) for run in runs]
     names, folder = _distinct(records), Path(out)
     contents = {
         "comparison.html": _page(records, names, folder),
@@ -52,7 +54,8 @@ def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
     for heading, rows in tables:
         if rows:
             lines = [["", *names], ["---", *["---:"] * len(names)], *rows]
-            table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+            cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+            table = "\n".join("| " + " | ".join(line) + " |" for line in cells)
             blocks.append(f"**{heading}**\n\n{table}\n")
     return "\n".join([*blocks, f"{_note(records, names)}\n"])
 
@@ -74,7 +77,7 @@ def _about(record: Record) -> str:
     config, spent = record.run.config, sum(row.get("seconds") or 0 for row in record.rounds)
     return (
         f"{named(config.algorithm.name)} with {named(config.ssl.method)} on "
-        f"{named(record.facts['data'])}, {record.clients:,} clients, "
+        f"{named(record.facts['data'])}, {clients(record)}, "
         f"{rounds(record)} in {duration(spent)}"
     )
 
@@ -108,7 +111,7 @@ def _runs(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
         page = record.run.path / "report.html"
         text = escape(name)
         if page.exists():
-            text = f'<a href="{escape(os.path.relpath(page, folder))}">{text}</a>'
+            text = f'<a href="{quote(os.path.relpath(page, folder))}">{text}</a>'
         mark = colour(i, len(records))
         items.append(f"<li><i {mark}></i>{text}: {escape(_about(record))}</li>")
     return f'<ul class="legend runs">{"".join(items)}</ul>'
@@ -214,8 +217,6 @@ def _distinct(records: Sequence[Record]) -> list[str]:
     """The run directories' names, with as much of the path as tells them apart."""
     paths = [record.run.path.resolve() for record in records]
     depth = 1
-    while True:
-        names = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(names)) == len(names) or depth > max(len(path.parts) for path in paths):
-            return names
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
+    return [str(Path(*path.parts[-depth:])) for path in paths]

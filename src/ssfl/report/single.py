@@ -96,8 +96,8 @@ def _tiles(record: Record) -> str:
         items.append((plain(rank), f"dimensions in use (effective rank){mean}"))
     if not by_name and spread is not None:
         items.append((plain(spread), f"feature spread, 1 being even{mean}"))
-    items.append((f"{record.clients:,}", "clients"))
-    items.append((f"{record.done:,}", "rounds"))
+    items.append((f"{record.clients:,}", "client" if record.clients == 1 else "clients"))
+    items.append((f"{record.done:,}", "round" if record.done == 1 else "rounds"))
     rate = record.images_per_second
     if rate:
         items.append((f"{rate:,.0f}", "images trained on per second"))

@@ -52,6 +52,11 @@ def rounds(record: Record) -> str:
     return f"{count} round" if asked == 1 else f"{count} rounds"
 
 
+def clients(record: Record) -> str:
+    """How many there are."""
+    return "1 client" if record.clients == 1 else f"{record.clients:,} clients"
+
+
 def summary(record: Record) -> str:
     """One paragraph: who trained what on which images, for how long, and what came of it."""
     return " ".join((_setting(record), _effort(record), _outcome(record))).strip()
@@ -72,7 +77,7 @@ def _setting(record: Record) -> str:
 def _who(record: Record) -> str:
     here = record.run.config.here
     if here is None:
-        return f"{record.clients:,} clients"
+        return clients(record)
     ids = ", ".join(map(str, here.clients))
     return f"A site's client{'s' if len(here.clients) > 1 else ''} {ids}"
 
