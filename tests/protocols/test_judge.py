@@ -322,6 +322,14 @@ def test_clients_that_share_nothing_have_no_global_figures(tmp_path: Path) -> No
     assert "global" not in found.health
 
 
+def test_a_clients_health_is_the_same_beside_the_training_and_after_it(tmp_path: Path) -> None:
+    run = trained(tmp_path, "per-ssfl", evaluation={"clients": 4})
+    beside, after = run.final["clients"], evaluate(run, ["health"]).health
+    for client, sent in beside.items():
+        for name in ("effective_rank", "std_ratio", "uniformity", "alignment", "epsilon_share"):
+            assert sent[name] == pytest.approx(after[client][name], rel=1e-4), (client, name)
+
+
 def test_a_client_whose_encoder_has_diverged_costs_its_own_figures_only(
     personal: Run, data: FederatedData, found: protocols.Evaluation, tmp_path: Path
 ) -> None:
