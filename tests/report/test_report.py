@@ -3,6 +3,7 @@
 import csv
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -14,6 +15,7 @@ import ssfl.report.record as record
 from ssfl.errors import ConfigError, DataError
 from ssfl.experiment import train
 from ssfl.paper import PaperFigures
+from ssfl.protocols.scores import load_evaluation
 from ssfl.report import write_comparison, write_report
 from ssfl.report.charts import plain
 from ssfl.run import Run
@@ -167,6 +169,17 @@ def test_runs_of_one_name_are_told_apart_by_where_they_are(shared: Run, tmp_path
     assert "|  | a/run | b/run |" in markdown.read_text()
     with pytest.raises(ConfigError, match="at least two runs"):
         write_comparison([one, one], tmp_path / "out")
+
+
+def test_figures_of_another_round_are_not_shown_and_it_is_said(
+    personal: Run, tmp_path: Path
+) -> None:
+    run = Run(shutil.copytree(personal.path, tmp_path / "run"))
+    replace(load_evaluation(run.evaluation), rounds=2).save(run.evaluation)
+    text = write_report(run).read_text()
+    assert "<td>Linear</td>" not in text
+    assert "<code>ssfl evaluate</code> found is of round 2 and not shown" in text
+    assert "adds linear figures" not in text
 
 
 def test_one_client_is_not_called_clients(tmp_path: Path) -> None:

@@ -80,9 +80,14 @@ class Record:
         return {**found.health.get("global", {}), "clients": clients}
 
     @cached_property
+    def saved_evaluation(self) -> Evaluation | None:
+        """What `ssfl evaluate` found, at whatever round."""
+        return load_evaluation(self.run.evaluation)
+
+    @property
     def evaluation(self) -> Evaluation | None:
         """What `ssfl evaluate` found, if it was run on this very checkpoint."""
-        found = load_evaluation(self.run.evaluation)
+        found = self.saved_evaluation
         return found if found and found.rounds == self.done else None
 
     @property

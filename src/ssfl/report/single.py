@@ -198,8 +198,13 @@ def _results(record: Record) -> str:
     )
     if paper and record.paper.table:
         note += f" Paper: {record.paper.table}."
-    if record.evaluation is None:
+    if record.saved_evaluation is None:
         note += " `ssfl evaluate` adds linear figures, `--all` the semi-supervised ones."
+    elif record.evaluation is None:
+        note += (
+            f" What `ssfl evaluate` found is of round {record.saved_evaluation.rounds} and not "
+            "shown: run it again, once the run is at its end."
+        )
     lead = f'<p class="lead">{parts.prose(note)}</p>'
     return parts.section("results", "Results", *tables, lead)
 
