@@ -17,7 +17,7 @@ from ssfl.experiment import train
 from ssfl.paper import PaperFigures
 from ssfl.protocols.scores import load_evaluation
 from ssfl.report import write_comparison, write_report
-from ssfl.report.charts import plain
+from ssfl.report.charts import Series, line_chart, percent, plain
 from ssfl.run import Run
 from tiny import tiny
 
@@ -185,6 +185,23 @@ def test_figures_of_another_round_are_not_shown_and_it_is_said(
 def test_one_client_is_not_called_clients(tmp_path: Path) -> None:
     run = train(tiny(partition={"clients": 1}), out=tmp_path / "run")
     assert "1 client trained one shared encoder" in write_report(run).read_text()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "number", "names"),
+    [
+        (14.76, 15.07, plain, ["14.8", "14.9", "15"]),
+        (14.78, 15.02, plain, ["14.8", "14.85", "14.9", "14.95", "15"]),
+        (0.3569, 0.3591, plain, ["0.357", "0.3575", "0.358", "0.3585", "0.359"]),
+        (0.561, 0.5632, percent, ["56.1 %", "56.15 %", "56.2 %", "56.25 %", "56.3 %"]),
+        (0.2, 0.6, percent, ["20 %", "30 %", "40 %", "50 %", "60 %"]),
+    ],
+)
+def test_no_two_ticks_of_an_axis_read_alike(low, high, number, names) -> None:
+    drawing = line_chart([Series("it", [(1, low), (2, high)], 0)], "it", number=number)
+    found = re.findall(r'x="38\.0"[^>]*>([^<]+)<', drawing)
+    assert len(set(found)) == len(found)
+    assert found == names
 
 
 def test_a_page_needs_no_network_and_no_script(personal: Run) -> None:

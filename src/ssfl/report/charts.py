@@ -68,7 +68,8 @@ def line_chart(series: Sequence[Series], label: str, *, number: Number = plain) 
     def y(value: float) -> float:
         return HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1) * (HEIGHT - _TOP - _BOTTOM)
 
-    body = [_level(y(tick), number(tick).replace(".0 %", " %")) for tick in y_ticks]
+    names = _tick_names(y_ticks, number)
+    body = [_level(y(tick), name) for tick, name in zip(y_ticks, names, strict=True)]
     body += [_text(x(tick), HEIGHT - 8, f"{tick:g}", "middle") for tick in x_ticks]
     body.append(_text(_LEFT - 14, HEIGHT - 8, "round", "end"))
     for one in levels:
@@ -220,6 +221,16 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     if n <= _MOST_POINTS:
         return list(points)
     return [points[i * (n - 1) // (_MOST_POINTS - 1)] for i in range(_MOST_POINTS)]
+
+
+def _tick_names(ticks: Sequence[float], number: Number) -> list[str]:
+    """As figures are written, but in full where two of so narrow a range would read alike."""
+    names = [number(tick).replace(".0 %", " %") for tick in ticks]
+    if len(set(names)) < len(names):
+        shares = number is percent
+        full = [f"{100 * tick:.9g} %" if shares else f"{tick:.9g}" for tick in ticks]
+        names = [name.replace("-", "−") for name in full]
+    return names
 
 
 def _ticks(low: float, high: float, about: int, *, whole: bool = False) -> list[float]:
