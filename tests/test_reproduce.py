@@ -318,6 +318,36 @@ def test_a_seed_or_an_arm_named_twice_is_run_once(whole: Whole, tmp_path: Path) 
     assert [job.name for job in seen.planned[0].jobs] == ["plain-seed3"]
 
 
+def test_health_that_was_not_asked_for_before_is_measured(whole: Whole, tmp_path: Path) -> None:
+    shutil.copytree(whole.out / "tiny" / "runs", tmp_path / "tiny" / "runs")
+    options = load_study(whole.study)[1].options
+    for record in (tmp_path / "tiny" / "runs").glob("*.json"):
+        record.unlink()
+    run = tmp_path / "tiny" / "runs" / "plain-seed0"
+    (run / "evaluation.json").unlink()
+    ssfl.evaluate(run, ["federated-linear"], options=options)
+    common: dict[str, Any] = {"rounds": 2, "seeds": 1, "arms": ["plain"], "timing": False}
+    found = reproduce(whole.study, out=tmp_path, **common)
+    assert (
+        found.value("plain", "effective_rank") == whole.result.results[0].health["effective_rank"]
+    )
+
+
+@pytest.mark.parametrize("broken", ["cut", "unknown"])
+def test_a_record_that_cannot_be_read_is_made_again(
+    whole: Whole, tmp_path: Path, broken: str
+) -> None:
+    shutil.copytree(whole.out / "tiny" / "runs", tmp_path / "tiny" / "runs")
+    record = tmp_path / "tiny" / "runs" / "plain-seed0.json"
+    text = record.read_text()
+    record.write_text(text[:99] if broken == "cut" else text.replace('"batch"', '"gone"', 1))
+    seen = Seen()
+    found = reproduce(whole.study, rounds=2, out=tmp_path, watch=seen, timing=False)
+    assert not seen.begun
+    assert seen.judged == ["plain-seed0"]
+    assert figures(found) == figures(whole.result)
+
+
 def test_a_broken_file_of_a_run_is_named_with_what_mends_it(whole: Whole, tmp_path: Path) -> None:
     shutil.copytree(whole.out / "tiny", tmp_path / "tiny")
     path = tmp_path / "tiny" / "runs" / "personal-seed0"

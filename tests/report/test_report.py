@@ -3,7 +3,9 @@
 import csv
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from browser import Browser, browsing, chromium
@@ -13,8 +15,9 @@ import ssfl.report.record as record
 from ssfl.errors import ConfigError, DataError
 from ssfl.experiment import train
 from ssfl.paper import PaperFigures
+from ssfl.protocols.scores import load_evaluation
 from ssfl.report import write_comparison, write_report
-from ssfl.report.charts import plain
+from ssfl.report.charts import Series, line_chart, percent, plain
 from ssfl.run import Run
 from tiny import tiny
 
@@ -126,6 +129,81 @@ def test_several_runs_share_one_page(
     assert browser.evaluate("document.querySelectorAll('figure[data-figure=loss] g').length") == 3
 
 
+@pytest.mark.parametrize("count", [3, 12])
+def test_a_legend_has_the_colours_of_its_lines(shared: Run, tmp_path: Path, count: int) -> None:
+    runs = [shutil.copytree(shared.path, tmp_path / f"run-{i}") for i in range(count)]
+    (runs[1] / "metrics.jsonl").write_text("")  # of which there is nothing to draw
+    page, *_ = write_comparison(runs, tmp_path / "out")
+    header, figure = (page.read_text().split(start)[1] for start in ("<h1>", "<figure"))
+    mark = r'<{} ((?:class="c|style="color)[^>]+)>'
+    listed = re.findall(mark.format("i"), header.split("</header>")[0])
+    lines, legend = (re.findall(mark.format(tag), figure) for tag in "gi")
+    assert len(set(listed)) == count
+    assert lines == legend == [colour for i, colour in enumerate(listed) if i != 1]
+
+
+@needs_browser
+def test_odd_names_and_many_runs_make_a_page_that_reads_and_links(
+    shared: Run, browser: Browser, tmp_path: Path
+) -> None:
+    names = ["a|b", "50%25 #1?", *(f"a-run-with-a-rather-long-name-{i}" for i in range(8))]
+    runs = [shutil.copytree(shared.path, tmp_path / name) for name in names]
+    for run in runs:
+        (run / "report.html").write_text("here")
+    page, markdown, _ = write_comparison([*runs, runs[0], shared.path], tmp_path / "out")
+    assert "| a\\|b | 50%25 #1? | a-run-with" in markdown.read_text()
+    drawn(browser, page)
+    links = browser.evaluate("[...document.querySelectorAll('.runs a')].map(a => a.href)")
+    assert [Path(unquote(urlsplit(link).path)) for link in links] == [
+        *(run / "report.html" for run in runs),
+        *([shared.path / "report.html"] if (shared.path / "report.html").exists() else []),
+    ]
+    assert browser.evaluate("document.querySelectorAll('.runs li').length") == 11
+    widths = "[...document.querySelectorAll('.scroll td:first-child')].map(d => d.clientWidth)"
+    assert min(browser.evaluate(widths)) > 120
+
+
+def test_runs_of_one_name_are_told_apart_by_where_they_are(shared: Run, tmp_path: Path) -> None:
+    one, other = (shutil.copytree(shared.path, tmp_path / place / "run") for place in "ab")
+    _, markdown, _ = write_comparison([one, other], tmp_path / "out")
+    assert "|  | a/run | b/run |" in markdown.read_text()
+    with pytest.raises(ConfigError, match="at least two runs"):
+        write_comparison([one, one], tmp_path / "out")
+
+
+def test_figures_of_another_round_are_not_shown_and_it_is_said(
+    personal: Run, tmp_path: Path
+) -> None:
+    run = Run(shutil.copytree(personal.path, tmp_path / "run"))
+    replace(load_evaluation(run.evaluation), rounds=2).save(run.evaluation)
+    text = write_report(run).read_text()
+    assert "<td>Linear</td>" not in text
+    assert "<code>ssfl evaluate</code> found is of round 2 and not shown" in text
+    assert "adds linear figures" not in text
+
+
+def test_one_client_is_not_called_clients(tmp_path: Path) -> None:
+    run = train(tiny(partition={"clients": 1}), out=tmp_path / "run")
+    assert "1 client trained one shared encoder" in write_report(run).read_text()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "number", "names"),
+    [
+        (14.76, 15.07, plain, ["14.8", "14.9", "15"]),
+        (14.78, 15.02, plain, ["14.8", "14.85", "14.9", "14.95", "15"]),
+        (0.3569, 0.3591, plain, ["0.357", "0.3575", "0.358", "0.3585", "0.359"]),
+        (0.561, 0.5632, percent, ["56.1 %", "56.15 %", "56.2 %", "56.25 %", "56.3 %"]),
+        (0.2, 0.6, percent, ["20 %", "30 %", "40 %", "50 %", "60 %"]),
+    ],
+)
+def test_no_two_ticks_of_an_axis_read_alike(low, high, number, names) -> None:
+    drawing = line_chart([Series("it", [(1, low), (2, high)], 0)], "it", number=number)
+    found = re.findall(r'x="38\.0"[^>]*>([^<]+)<', drawing)
+    assert len(set(found)) == len(found)
+    assert found == names
+
+
 def test_a_page_needs_no_network_and_no_script(personal: Run) -> None:
     text = write_report(personal).read_text()
     outside = [a for a in re.findall(r"""(?:src|href)=["']([^"']+)""", text) if a[0] != "#"]
@@ -194,6 +272,32 @@ def test_the_papers_figures_stand_beside_ours(
     text = write_report(personal).read_text()
     assert "83.1 %" in text
     assert "Paper: Table 2, Per-SSFL." in text
+
+
+def test_where_nothing_is_shared_no_figure_is_of_a_shared_encoder(
+    shared: Run, tmp_path: Path
+) -> None:
+    everyone = {"every": 1, "clients": 4, "baselines": True}
+    alone = train(tiny(algorithm={"name": "local-only"}, evaluation=everyone), out=tmp_path / "one")
+    assert "knn_global" not in alone.final
+    assert "effective_rank" not in alone.final
+    text = write_report(alone).read_text()
+    assert "shared encoder" not in text
+    assert "Dimensions the features use; higher is richer. Mean over clients." in text
+    _, markdown, table = write_comparison([shared, alone], tmp_path / "out")
+    sent = [row["effective_rank"] for row in alone.final["clients"].values()]
+    theirs, ours = shared.final["effective_rank"], sum(sent) / len(sent)
+    assert f"| Effective rank | {plain(theirs)} | {plain(ours)} |" in markdown.read_text()
+    assert "shared encoder; of one it is the mean over clients' own." in markdown.read_text()
+    ranks = [float(line["effective_rank"]) for line in csv.DictReader(table.open())]
+    assert ranks == pytest.approx([theirs, ours])
+
+
+def test_clients_who_collapse_alone_are_warned_of(tmp_path: Path) -> None:
+    mad = {"lr": 1e30}
+    config = tiny(algorithm={"name": "local-only"}, local=mad, server={"rounds": 1})
+    run = train(config, out=tmp_path / "run")
+    assert "features are not finite" in run.final["warning"]
 
 
 def test_a_run_that_has_diverged_has_a_page_that_says_so(tmp_path: Path) -> None:

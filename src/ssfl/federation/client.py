@@ -80,19 +80,18 @@ class Client:
         )
 
     def _evaluate(self, task: Task) -> Reply:
-        """kNN of this client's encoder on its own test images where labels are known, health
-        figures always."""
+        """kNN of this client's encoder on its own test images where labels are known; always its
+        health, on the training images: a rank never exceeds the number of images looked at."""
         host, trainer, options = self._host, self._host.trainer, self._host.evaluation
         state = host.store.get(self.id, before=task.round)
         train, test = host.data.train_indices(self.id), host.data.test_indices(self.id)
         encoder = trainer.encoder(self.id, task, state, train)
         images, held_out = host.data.dataset.train, host.data.dataset.test
         features = trainer.features(encoder, images, train, options.batch)
-        judged, looked_at = features, (images, train)
+        judged = features
         metrics: dict[str, float] = {}
         if held_out is not None and test is not None and len(test):
-            looked_at = held_out, test
-            judged = trainer.features(encoder, *looked_at, options.batch)
+            judged = trainer.features(encoder, held_out, test, options.batch)
             if images.labels is not None and held_out.labels is not None:
                 device = features.device
                 metrics["knn"] = knn_accuracy(
@@ -103,6 +102,6 @@ class Client:
                     k=options.k,
                     temperature=options.temperature,
                 )
-        if len(judged) > 1:
-            metrics |= on_record(wellbeing(trainer, encoder, judged, *looked_at))
+        if len(features) > 1:
+            metrics |= on_record(wellbeing(trainer, encoder, features, images, train))
         return Reply(self.id, task.kind, task.round, samples=len(judged), metrics=metrics)

@@ -39,8 +39,11 @@ class OnlineEvaluation:
 
     def measure(self) -> Figures:
         """Global and per-client figures of the models as they are now."""
-        figures = self.shared(self._server.theta) | self._personal()
-        if len(self._data.dataset.train) == 0:  # the images are at sites, and so is the evidence
+        there_is_theta = self._trainer.algorithm.sends  # that of local-only never learns anything
+        figures = self.shared(self._server.theta) if there_is_theta else {}
+        figures |= self._personal()
+        # Where the images are at sites, or everybody is alone, the evidence is with the clients.
+        if not there_is_theta or len(self._data.dataset.train) == 0:
             width = self._trainer.models.global_.method.backbone.features
             figures |= _clients_trouble(figures.get("clients", {}), width)
         return figures

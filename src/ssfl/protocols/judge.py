@@ -160,6 +160,7 @@ class _Judge:
         self.test_labels = dataset.test.labels.to(device)
         known = [self.train_labels.max(), self.test_labels.max()]
         self.classes = max(len(dataset.classes or ()), int(max(known)) + 1)
+        self._note_uneven_shares()
         # A client without test images of its own has no local figure.
         self.clients = [c for c in self.clients if len(self._test_rows(c))]
 
@@ -352,6 +353,17 @@ class _Judge:
     def _labelled(self, share: float) -> Tensor:
         """The same few labelled images for every encoder of the run."""
         return labelled_images(self.train_labels, share, self.bench.config.seed)
+
+    def _note_uneven_shares(self) -> None:
+        """Where few images or many classes make a share of the labels another than its name."""
+        few = {*self._shares("semi-linear"), *self._shares("semi-finetune")}
+        for share in sorted(few):
+            count, whole = len(self._labelled(share)), len(self.train_labels)
+            if abs(count - share * whole) > 0.1 * share * whole:
+                self.notes.append(
+                    f"{100 * share:g} % of the labels came to {count:,} of {whole:,} images "
+                    f"({count / whole:.2%}): as many of every class, and at least one"
+                )
 
     def _knn(self, bank: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> float:
         options = self.bench.config.evaluation

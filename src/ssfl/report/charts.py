@@ -20,12 +20,14 @@ Number = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Series:
-    """A named line: its points, its place in the palette, and whether it is only a reference."""
+    """A named line: its points, its place in a palette of so many, and whether it is only a
+    reference."""
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: int
     reference: bool = False
+    of: int = _COLOURS
 
 
 def plain(value: float) -> str:
@@ -66,7 +68,8 @@ def line_chart(series: Sequence[Series], label: str, *, number: Number = plain) 
     def y(value: float) -> float:
         return HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1) * (HEIGHT - _TOP - _BOTTOM)
 
-    body = [_level(y(tick), number(tick).replace(".0 %", " %")) for tick in y_ticks]
+    names = _tick_names(y_ticks, number)
+    body = [_level(y(tick), name) for tick, name in zip(y_ticks, names, strict=True)]
     body += [_text(x(tick), HEIGHT - 8, f"{tick:g}", "middle") for tick in x_ticks]
     body.append(_text(_LEFT - 14, HEIGHT - 8, "round", "end"))
     for one in levels:
@@ -94,7 +97,7 @@ def _line(
         for a, b in points
     )
     return (
-        f"<g {colour(one.colour)}>"
+        f"<g {colour(one.colour, one.of)}>"
         f'<path d="M{path}" fill="none" stroke="currentColor" stroke-width="1.8" '
         f'stroke-linejoin="round" stroke-linecap="round"/>{dots}</g>'
     )
@@ -218,6 +221,16 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     if n <= _MOST_POINTS:
         return list(points)
     return [points[i * (n - 1) // (_MOST_POINTS - 1)] for i in range(_MOST_POINTS)]
+
+
+def _tick_names(ticks: Sequence[float], number: Number) -> list[str]:
+    """As figures are written, but in full where two of so narrow a range would read alike."""
+    names = [number(tick).replace(".0 %", " %") for tick in ticks]
+    if len(set(names)) < len(names):
+        shares = number is percent
+        full = [f"{100 * tick:.9g} %" if shares else f"{tick:.9g}" for tick in ticks]
+        names = [name.replace("-", "−") for name in full]
+    return names
 
 
 def _ticks(low: float, high: float, about: int, *, whole: bool = False) -> list[float]:

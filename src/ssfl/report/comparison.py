@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ssfl.errors import ConfigError
 from ssfl.files import csv_text, write_text
 from ssfl.protocols.scores import GROUPS, Score, title
 from ssfl.report import parts
-from ssfl.report.charts import Number, Series, line_chart, percent, plain
+from ssfl.report.charts import Number, Series, colour, line_chart, percent, plain
 from ssfl.report.record import Record
 from ssfl.report.single import footer
-from ssfl.report.words import duration, named, rounds
+from ssfl.report.words import clients, duration, named, rounds
 from ssfl.run import Run
 from ssfl.section import flat
 
@@ -28,10 +29,11 @@ _HEALTH = {
 
 
 def write_comparison(runs: Sequence[Run | str | Path], out: str | Path) -> list[Path]:
-    """Write comparison.html, comparison.md and comparison.csv into `out`."""
-    if len(runs) < 2:
+    """Write comparison.html, comparison.md and comparison.csv into `out`; a run counts once."""
+    opened = [run if isinstance(run, Run) else Run(run) for run in runs]
+    records = [Record(run) for run in {run.path.resolve(): run for run in opened}.values()]
+    if len(records) < 2:
         raise ConfigError("a comparison needs at least two runs")
-    records = [Record(run if isinstance(run, Run) else Run(run)) for run in runs]
     names, folder = _distinct(records), Path(out)
     contents = {
         "comparison.html": _page(records, names, folder),
@@ -52,15 +54,22 @@ def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
     for heading, rows in tables:
         if rows:
             lines = [["", *names], ["---", *["---:"] * len(names)], *rows]
-            table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+            cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+            table = "\n".join("| " + " | ".join(line) + " |" for line in cells)
             blocks.append(f"**{heading}**\n\n{table}\n")
-    return "\n".join([*blocks, f"{_NOTE}\n"])
+    return "\n".join([*blocks, f"{_note(records, names)}\n"])
 
 
-_NOTE = (
-    "The figure, ± the half-width of its 95 % interval. Means over clients are plain, as in the "
-    "paper; figures are of each run's last round."
-)
+def _note(records: Sequence[Record], names: Sequence[str]) -> str:
+    note = (
+        "The figure, ± the half-width of its 95 % interval. Means over clients are plain, as in "
+        "the paper; figures are of each run's last round."
+    )
+    pairs = zip(names, records, strict=True)
+    means = ", ".join(name for name, record in pairs if record.health_of_clients)
+    return f"{note} Health is of the shared encoder" + (
+        f"; of {means} it is the mean over clients' own." if means else "."
+    )
 
 
 def _about(record: Record) -> str:
@@ -68,7 +77,7 @@ def _about(record: Record) -> str:
     config, spent = record.run.config, sum(row.get("seconds") or 0 for row in record.rounds)
     return (
         f"{named(config.algorithm.name)} with {named(config.ssl.method)} on "
-        f"{named(record.facts['data'])}, {record.clients:,} clients, "
+        f"{named(record.facts['data'])}, {clients(record)}, "
         f"{rounds(record)} in {duration(spent)}"
     )
 
@@ -79,7 +88,7 @@ def _page(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
         for heading, rows in _figures(records)
         if rows
     ]
-    note = f'<p class="lead">{_NOTE}</p>'
+    note = f'<p class="lead">{escape(_note(records, names))}</p>'
     differences = _differences(records)
     body = (
         '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
@@ -102,30 +111,37 @@ def _runs(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
         page = record.run.path / "report.html"
         text = escape(name)
         if page.exists():
-            text = f'<a href="{escape(os.path.relpath(page, folder))}">{text}</a>'
-        items.append(f'<li><i class="c{i % 10}"></i>{text}: {escape(_about(record))}</li>')
+            text = f'<a href="{quote(os.path.relpath(page, folder))}">{text}</a>'
+        mark = colour(i, len(records))
+        items.append(f"<li><i {mark}></i>{text}: {escape(_about(record))}</li>")
     return f'<ul class="legend runs">{"".join(items)}</ul>'
 
 
 def _curves(records: Sequence[Record], names: Sequence[str]) -> str:
-    wanted: list[tuple[str, str, str, Number]] = [
-        ("round", "loss", "Training loss", plain),
-        ("evaluation", "knn_mean", "kNN accuracy, mean over clients", percent),
-        ("evaluation", "knn_global", "kNN accuracy, shared encoder", percent),
+    wanted: list[tuple[str, str, Number]] = [
+        ("loss", "Training loss", plain),
+        ("knn_mean", "kNN accuracy, mean over clients", percent),
+        ("knn_global", "kNN accuracy, shared encoder", percent),
     ]
-    wanted += [("evaluation", key, text, plain) for key, text in _HEALTH.items()]
+    wanted += [(key, text, plain) for key, text in _HEALTH.items()]
     figures = []
-    for kind, key, text, number in wanted:
+    for key, text, number in wanted:
         series = [
-            Series(name, record.curve(kind, key), i)
+            Series(name, _curve(record, key), i, of=len(records))
             for i, (record, name) in enumerate(zip(records, names, strict=True))
         ]
         series = [one for one in series if one.points]
         if series:
             legend = [(one.name, one.colour) for one in series]
             drawing = line_chart(series, text, number=number)
-            figures.append(parts.figure(key, text, drawing, legend=legend))
+            figures.append(parts.figure(key, text, drawing, legend=legend, of=len(records)))
     return parts.grid(*figures)
+
+
+def _curve(record: Record, key: str) -> list[tuple[float, float]]:
+    if key in _HEALTH:
+        return record.health_curve(key)
+    return record.curve("round" if key == "loss" else "evaluation", key)
 
 
 def _figures(records: Sequence[Record]) -> list[tuple[str, list[list[str]]]]:
@@ -143,7 +159,7 @@ def _figures(records: Sequence[Record]) -> list[tuple[str, list[list[str]]]]:
         ]
         tables.append((heading, rows))
     health = [
-        [text, *(_plain(record.last.get(key)) for record in records)]
+        [text, *(_plain(record.health(record.last, key)) for record in records)]
         for key, text in _HEALTH.items()
     ]
     tables.append(("Health, without labels", [row for row in health if any(row[1:])]))
@@ -190,7 +206,8 @@ def _csv(records: Sequence[Record], names: Sequence[str]) -> str:
         }
         for score in record.scores:
             line |= {score.name: score.value, f"{score.name}_ci95": score.ci95}
-        line |= {key: record.last[key] for key in _HEALTH if record.last.get(key) is not None}
+        health = {key: record.health(record.last, key) for key in _HEALTH}
+        line |= {key: value for key, value in health.items() if value is not None}
         line["train_seconds"] = sum(row.get("seconds") or 0 for row in record.rounds)
         lines.append(line)
     return csv_text(lines)
@@ -200,8 +217,6 @@ def _distinct(records: Sequence[Record]) -> list[str]:
     """The run directories' names, with as much of the path as tells them apart."""
     paths = [record.run.path.resolve() for record in records]
     depth = 1
-    while True:
-        names = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(names)) == len(names) or depth > max(len(path.parts) for path in paths):
-            return names
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
+    return [str(Path(*path.parts[-depth:])) for path in paths]

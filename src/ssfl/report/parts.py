@@ -45,12 +45,12 @@ def figure(
     legend: Sequence[tuple[str, int]] = (),
     dashed: Sequence[tuple[str, int]] = (),
     note: str = "",
+    of: int | None = None,
 ) -> str:
     """A drawing with its title above and its legend (of dots, and of dashed lines) and note
-    below."""
-    keys = "".join(
-        f"<li><i {colour(index, len(legend))}></i>{escape(text)}</li>" for text, index in legend
-    )
+    below. The legend's colours are of a palette of so many; of its own length, if not said."""
+    of = len(legend) if of is None else of
+    keys = "".join(f"<li><i {colour(index, of)}></i>{escape(text)}</li>" for text, index in legend)
     keys += "".join(
         f'<li class="dashed"><i class="c{index % 10}"></i>{escape(text)}</li>'
         for text, index in dashed

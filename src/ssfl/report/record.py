@@ -80,9 +80,14 @@ class Record:
         return {**found.health.get("global", {}), "clients": clients}
 
     @cached_property
+    def saved_evaluation(self) -> Evaluation | None:
+        """What `ssfl evaluate` found, at whatever round."""
+        return load_evaluation(self.run.evaluation)
+
+    @property
     def evaluation(self) -> Evaluation | None:
         """What `ssfl evaluate` found, if it was run on this very checkpoint."""
-        found = load_evaluation(self.run.evaluation)
+        found = self.saved_evaluation
         return found if found and found.rounds == self.done else None
 
     @property
@@ -106,9 +111,15 @@ class Record:
         found = [(row["round"] + shift, row.get(figure)) for row in rows]
         return [(x, float(y)) for x, y in found if y is not None]
 
+    @property
+    def health_of_clients(self) -> bool:
+        """Health is the mean over clients' own encoders: the images are at sites, or there is no
+        Θ to be well."""
+        return self.at_sites or not self.shares
+
     def health(self, row: Row, figure: str) -> float | None:
-        """A health figure of Θ; where the images are at sites, the mean of what clients sent."""
-        found = client_mean(row, figure) if self.at_sites else row.get(figure)
+        """A health figure of Θ, or the mean of what clients sent."""
+        found = client_mean(row, figure) if self.health_of_clients else row.get(figure)
         return None if found is None else float(found)
 
     def health_curve(self, figure: str) -> list[tuple[float, float]]:

@@ -91,13 +91,13 @@ def _tiles(record: Record) -> str:
     )
     items += [(percent(by_name[n].value), what) for n, what in wanted if n in by_name][:3]
     rank, spread = (record.health(record.last, name) for name in ("effective_rank", "std_ratio"))
-    mean = ", mean over clients" if record.at_sites else ""
+    mean = ", mean over clients" if record.health_of_clients else ""
     if rank is not None and len(items) < 3:
         items.append((plain(rank), f"dimensions in use (effective rank){mean}"))
     if not by_name and spread is not None:
         items.append((plain(spread), f"feature spread, 1 being even{mean}"))
-    items.append((f"{record.clients:,}", "clients"))
-    items.append((f"{record.done:,}", "rounds"))
+    items.append((f"{record.clients:,}", "client" if record.clients == 1 else "clients"))
+    items.append((f"{record.done:,}", "round" if record.done == 1 else "rounds"))
     rate = record.images_per_second
     if rate:
         items.append((f"{rate:,.0f}", "images trained on per second"))
@@ -117,7 +117,7 @@ def _curves(record: Record) -> str:
         points = record.health_curve(name)
         if points:
             drawing = line_chart([Series(title, points, 2)], title)
-            mean = " Mean over clients." if record.at_sites else ""
+            mean = " Mean over clients." if record.health_of_clients else ""
             figures.append(parts.figure(name, title, drawing, note=note + mean))
     return parts.section("curves", "How it went", parts.grid(*figures))
 
@@ -198,8 +198,13 @@ def _results(record: Record) -> str:
     )
     if paper and record.paper.table:
         note += f" Paper: {record.paper.table}."
-    if record.evaluation is None:
+    if record.saved_evaluation is None:
         note += " `ssfl evaluate` adds linear figures, `--all` the semi-supervised ones."
+    elif record.evaluation is None:
+        note += (
+            f" What `ssfl evaluate` found is of round {record.saved_evaluation.rounds} and not "
+            "shown: run it again, once the run is at its end."
+        )
     lead = f'<p class="lead">{parts.prose(note)}</p>'
     return parts.section("results", "Results", *tables, lead)
 
@@ -234,7 +239,7 @@ def _health_table(record: Record) -> str:
             rows.append([title, plain(then), plain(now)])
     if not rows:
         return ""
-    whose = " Figures are means over clients, as their sites sent them." if record.at_sites else ""
+    whose = " Figures are means over clients." if record.health_of_clients else ""
     return parts.section(
         "results",
         "Results",

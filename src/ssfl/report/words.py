@@ -52,6 +52,11 @@ def rounds(record: Record) -> str:
     return f"{count} round" if asked == 1 else f"{count} rounds"
 
 
+def clients(record: Record) -> str:
+    """How many there are."""
+    return "1 client" if record.clients == 1 else f"{record.clients:,} clients"
+
+
 def summary(record: Record) -> str:
     """One paragraph: who trained what on which images, for how long, and what came of it."""
     return " ".join((_setting(record), _effort(record), _outcome(record))).strip()
@@ -72,7 +77,7 @@ def _setting(record: Record) -> str:
 def _who(record: Record) -> str:
     here = record.run.config.here
     if here is None:
-        return f"{record.clients:,} clients"
+        return clients(record)
     ids = ", ".join(map(str, here.clients))
     return f"A site's client{'s' if len(here.clients) > 1 else ''} {ids}"
 
@@ -127,7 +132,7 @@ def _outcome(record: Record) -> str:
     if rank is None:
         return ""
     even = f" and their spread is {plain(spread)} of the ideal" if spread is not None else ""
-    mean = ", in the mean over clients" if record.at_sites else ""
+    mean = ", in the mean over clients" if record.health_of_clients else ""
     return (
         f"There are no labels to test with; the features use {plain(rank)} dimensions{even}{mean}."
     )

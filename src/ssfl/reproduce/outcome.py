@@ -29,9 +29,10 @@ def judge(study: Study, job: Job, progress: Progress) -> Evaluation:
     old = load_evaluation(run.evaluation)
     if old is not None and not _as_wanted(old, study, job):
         old = None
-    there = {score.name for score in old.scores} | set(HEALTH) if old else set()
-    if old is not None and there >= set(study.figures_of(job.arm)):
-        return old
+    if old is not None:
+        there = {score.name for score in old.scores} | set(old.health.get("global", ()))
+        if there >= set(study.figures_of(job.arm)):
+            return old
     found = evaluate(run, study.protocols_of(job.arm), options=study.options, progress=progress)
     if old is not None:
         known = {score.name for score in found.scores}

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import ValidationError
+
 from ssfl.config import parse
+from ssfl.errors import ConfigError
 from ssfl.experiment import Display, Quiet
 from ssfl.federation.messages import Reply
 from ssfl.protocols.bench import Progress, silent
@@ -49,9 +52,12 @@ class Plan:
         """A job's result, if it was trained, judged as the study says and written down."""
         if not (job.record.exists() and job.trained):
             return None
-        result = Result.model_validate_json(job.record.read_text(encoding="utf-8"))
+        try:
+            result = Result.model_validate_json(job.record.read_bytes())
+            same = not differences(parse(result.config), job.config)
+        except (ValidationError, ConfigError):  # broken, or another version's: it is judged again
+            return None
         there = result.figures.keys() >= set(self.study.figures_of(job.arm))
-        same = not differences(parse(result.config), job.config)
         options = self.study.options.model_dump(mode="json")
         alike = result.options is None or judging(result.options) == judging(options)
         return result if there and same and alike else None
