@@ -600,11 +600,10 @@ def test_a_disk_that_fills_between_checkpoints_is_one_sentence(
 def test_a_place_that_cannot_be_written_is_one_sentence(ssfl: Call, recipe: Path) -> None:
     assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
     Path("file").touch()
-    for arguments in (
-        ("export", "run", "-o", "file/encoder.pt"),
-        ("partition", recipe, "--out", "file/pictures"),
-    ):
-        assert_one_sentence(ssfl(*arguments), " cannot be used: ")
+    written = ssfl("export", "run", "-o", "file/encoder.pt")
+    assert_one_sentence(written, "could not write file/encoder.pt: file is no folder")
+    drawn = ssfl("partition", recipe, "--out", "file/pictures")
+    assert_one_sentence(drawn, "file/pictures cannot be used: ")
 
 
 def test_mistakes_in_an_evaluation_are_one_sentence(ssfl: Call, recipe: Path) -> None:
@@ -619,6 +618,7 @@ def test_mistakes_in_an_evaluation_are_one_sentence(ssfl: Call, recipe: Path) ->
     assert_one_sentence(setting("fractions=[0.1, 2.0]"), "fractions.1 = 2.0", "or equal to 1")
     assert_one_sentence(setting("linear"), "section.key=value", "finetune.epochs=20")
     assert_one_sentence(ssfl("evaluate", "run", "-p", "nope"), "'nope'", "semi-linear")
+    assert_one_sentence(ssfl("evaluate", "run", "-p", "knn", "--all"), "leave out --protocol")
 
 
 def test_figures_that_cannot_be_saved_are_shown_all_the_same(

@@ -619,6 +619,13 @@ def test_what_was_tried_stands_below_what_was_not_run(empty: StudyResult, tmp_pa
     assert "What was tried" not in readme(empty, tmp_path)
 
 
+def test_a_bar_in_a_label_does_not_break_the_table(empty: StudyResult, tmp_path: Path) -> None:
+    arms = [arm.model_copy(update={"label": "p(x|y)"}) for arm in empty.study.arms]
+    study = empty.study.model_copy(update={"arms": tuple(arms)})
+    found = empty.model_copy(update={"study": study, "results": [result("plain", 0, 5, 0.1)]})
+    assert "| p(x\\|y) |" in readme(found, tmp_path)
+
+
 def test_a_page_shows_the_pictures_of_its_own_results_alone(
     empty: StudyResult, tmp_path: Path
 ) -> None:

@@ -30,6 +30,8 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
+    except FileExistsError as error:
+        raise CheckpointError(f"could not write {path}: {error.filename} is no folder") from error
     except OSError as error:
         raise CheckpointError(
             f"could not write {path}: {error.strerror or error}; what was there before is intact"
@@ -60,6 +62,12 @@ def csv_text(lines: Sequence[Mapping[str, object]]) -> str:
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells, the second of dashes, as Markdown; a bar inside a cell stays inside it."""
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
 def read_json(path: Path, mend: str) -> Any:

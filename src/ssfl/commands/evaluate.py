@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ssfl.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -41,6 +43,8 @@ def evaluate(
     from ssfl.protocols.judge import PROTOCOLS, measure
     from ssfl.run import Run
 
+    if everything and protocol:
+        raise ConfigError("--all is every protocol: leave out --protocol, or --all")
     opened = Run(run)
     options = parse_options(settings or [])
     chosen = list(PROTOCOLS) if everything else protocol

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ssfl.errors import ConfigError
-from ssfl.files import csv_text, write_text
+from ssfl.files import csv_text, markdown_table, write_text
 from ssfl.protocols.scores import GROUPS, Score, title
 from ssfl.report import parts
 from ssfl.report.charts import Number, Series, colour, line_chart, percent, plain
@@ -54,9 +54,7 @@ def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
     for heading, rows in tables:
         if rows:
             lines = [["", *names], ["---", *["---:"] * len(names)], *rows]
-            cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-            table = "\n".join("| " + " | ".join(line) + " |" for line in cells)
-            blocks.append(f"**{heading}**\n\n{table}\n")
+            blocks.append(f"**{heading}**\n\n{markdown_table(lines)}\n")
     return "\n".join([*blocks, f"{_note(records, names)}\n"])
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssfl.errors import DataError
-from ssfl.files import write_text
+from ssfl.files import markdown_table, write_text
 from ssfl.report.words import duration
 from ssfl.reproduce.library import studies
 from ssfl.reproduce.pictures import PICTURES, draw
@@ -112,7 +112,7 @@ def table(rows: Sequence[Row], study: Study, common: Sequence[str] = ()) -> str:
         line += ["" if row.client_std is None else f"± {row.client_std:.4f}"] * spread
         lines.append(line)
         last = label
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown_table(lines)
 
 
 def _label(row: Row, common: Sequence[str]) -> str:
