@@ -49,21 +49,22 @@ def start(folder: Path, *settings: str, **environment: str) -> subprocess.Popen[
 def descendants(pid: int) -> Iterator[tuple[int, str]]:
     """Processes below `pid`, with what they call themselves."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            try:
-                title = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ").strip()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            yield int(child), title
+        for child in told(task).split():
+            yield int(child), told(Path(f"/proc/{child}/cmdline")).replace("\0", " ").strip()
             yield from descendants(int(child))
 
 
 def alive(pid: int) -> bool:
+    state = told(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return bool(state) and state[0] != "Z"
+
+
+def told(file: Path) -> str:
+    """What the kernel tells of a process; nothing, once it is gone."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return file.read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+        return ""
 
 
 def test_two_workers_end_with_the_same_bits_as_one_process_quietly_and_leave_nothing_running(
