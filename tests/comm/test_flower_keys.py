@@ -24,7 +24,14 @@ from ssfl.assemble import load_federated
 from ssfl.comm.flower.host import SiteKeeper, SiteOptions, build_hosts, init_site, load_site
 from ssfl.comm.flower.keys import make_authority, make_site_key, server_names
 from ssfl.comm.flower.runtime import Link
-from ssfl.comm.flower.serve import Door, ServeOptions, check_keys, read_settings, write_settings
+from ssfl.comm.flower.serve import (
+    Door,
+    ServeOptions,
+    check_keys,
+    only_meanwhile,
+    read_settings,
+    write_settings,
+)
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import parse
 from ssfl.data.here import HereOptions
@@ -140,6 +147,19 @@ class PretendLink:
         if b"ecdsa" not in key.read_bytes():
             raise ConfigError(f"{key} is no public key of a site")
         self.known.append(name)
+
+
+def test_the_superlinks_database_lives_no_longer_than_its_coordinator(tmp_path):
+    """A killed coordinator's would grow for ever, and still know sites that are to be shut out."""
+    database, page = tmp_path / "link.sqlite", tmp_path / "link.log"
+    files = [database, tmp_path / "link.sqlite-wal", tmp_path / "link.sqlite-shm"]
+    for file in (*files, page):
+        file.write_text("of a coordinator that was killed")
+    with only_meanwhile(database):
+        assert list(tmp_path.iterdir()) == [page]
+        for file in files[:2]:
+            file.touch()
+    assert list(tmp_path.iterdir()) == [page]
 
 
 def test_a_key_that_is_put_there_later_is_let_in_and_a_bad_one_is_said_once(tmp_path, caplog):
