@@ -570,6 +570,7 @@ def test_a_command_to_type_is_quoted_where_a_path_has_spaces(federation, tmp_pat
     ("words", "told"),
     [
         ("certificate verify failed: unable to get local issuer", "is not of the authority in"),
+        ("certificate verify failed: certificate has expired", "has expired: ask the coordinator"),
         ("certificate verify failed: IP address mismatch", "`ssfl certs --host`"),
         ("[code: 2004] Failed to activate SuperNode.", "site.pub in its keys/sites"),
         ("the cable is cut", "the cable is cut"),

@@ -1,5 +1,6 @@
 """Keys, certificates and a site's folder: who may talk to whom, checked by Python's own TLS."""
 
+import datetime
 import os
 import shutil
 import ssl
@@ -127,6 +128,23 @@ def test_a_coordinator_is_told_what_is_missing_before_anything_starts(keys, tmp_
     (keys / "sites" / "north.pub").write_bytes(make_site_key(tmp_path / "north").read_bytes())
     check_keys(keys)
     assert server_names(keys / "server.pem")[:1] == ["fl.example.org"]
+
+
+def test_a_coordinator_is_told_that_its_certificates_are_of_the_past(tmp_path, monkeypatch):
+    make_authority(tmp_path, ["127.0.0.1"], days=1)
+    site_key = make_site_key(tmp_path / "site")
+    (tmp_path / "sites").mkdir()
+    site_key.rename(tmp_path / "sites" / "one.pub")
+    check_keys(tmp_path)
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return super().now(tz) + datetime.timedelta(days=2)
+
+    monkeypatch.setattr("ssfl.comm.flower.keys.datetime.datetime", Later)
+    with pytest.raises(ConfigError, match=r"ca.pem has expired \(20..-..-..\): renew yours"):
+        check_keys(tmp_path)
 
 
 def test_a_runs_settings_are_found_again(tmp_path):

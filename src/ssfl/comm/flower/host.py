@@ -268,6 +268,11 @@ def why_it_ended(folder: Path, server: str, child: Child) -> str:
             f"the certificate at {server} is for other addresses: the coordinator makes one for "
             "this by `ssfl certs --host`"
         )
+    if "certificate has expired" in words:
+        return (
+            f"the certificate at {server} has expired: ask the coordinator for a new one (and, if "
+            f"its authority is new too, put its ca.pem in the place of {folder / 'ca.pem'})"
+        )
     if "certificate verify failed" in words:
         return (
             f"the certificate at {server} is not of the authority in {folder / 'ca.pem'}: ask the "

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from ssfl.comm.flower.communicator import FlowerCommunicator
-from ssfl.comm.flower.keys import server_names
+from ssfl.comm.flower.keys import check_dates, server_names
 from ssfl.comm.flower.processes import Child, kept_running, new_secret
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.runtime import Link
@@ -152,6 +152,8 @@ def check_keys(folder: Path) -> None:
     for name in ("ca.pem", "server.pem", "server.key"):
         if not (folder / name).is_file():
             raise ConfigError(f"{folder} has no {name}: make one with `ssfl certs`, or copy yours")
+    for name in ("ca.pem", "server.pem"):
+        check_dates(folder / name)
     if "127.0.0.1" not in server_names(folder / "server.pem"):
         raise ConfigError(
             f"{folder / 'server.pem'} must also be for 127.0.0.1 (as a subject alternative name): "
