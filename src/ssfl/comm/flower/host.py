@@ -283,6 +283,8 @@ def why_it_ended(folder: Path, server: str, child: Child) -> str:
             f"the coordinator at {server} does not know this site's key yet: it must have "
             f"{folder / 'site.pub'} in its keys/sites"
         )
+    if "401 Unauthorized" in words:
+        return f"the coordinator at {server} has started anew: this site connects again"
     return f"the connection to {server} ended ({child.log}): {words}"
 
 
