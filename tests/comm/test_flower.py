@@ -521,3 +521,4 @@ def test_strangers_never_joined(bad_day):
 
 def test_nothing_is_left_after_a_bad_day(bad_day):
     assert commands_below(bad_day.federation.home) == []
+    assert not list((bad_day.federation.home / "run" / "flower").glob("link.sqlite*"))

@@ -570,8 +570,10 @@ def test_a_command_to_type_is_quoted_where_a_path_has_spaces(federation, tmp_pat
     ("words", "told"),
     [
         ("certificate verify failed: unable to get local issuer", "is not of the authority in"),
+        ("certificate verify failed: certificate has expired", "has expired: ask the coordinator"),
         ("certificate verify failed: IP address mismatch", "`ssfl certs --host`"),
         ("[code: 2004] Failed to activate SuperNode.", "site.pub in its keys/sites"),
+        ("HTTPStatusError: Client error '401 Unauthorized'\nINFO: bye", "has started anew"),
         ("the cable is cut", "the cable is cut"),
     ],
 )
@@ -581,6 +583,14 @@ def test_why_a_site_cannot_connect_is_said_in_our_words(tmp_path, words, told):
     said = why_it_ended(tmp_path, "192.0.2.7:9092", child)
     assert "192.0.2.7:9092" in said
     assert told in said
+
+
+def test_why_a_connection_ended_is_not_taken_from_an_earlier_ones_log(tmp_path):
+    child = Child("node", ["--help"], tmp_path)
+    child.log.write_text("ERROR: Exit Code: 305\n[code: 2004] Failed to activate SuperNode.\n")
+    child.start()
+    child.stop()
+    assert "key" not in why_it_ended(tmp_path, "192.0.2.7:9092", child)
 
 
 def test_a_site_says_that_nobody_answers_and_nothing_where_somebody_does():

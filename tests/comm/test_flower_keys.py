@@ -1,5 +1,6 @@
 """Keys, certificates and a site's folder: who may talk to whom, checked by Python's own TLS."""
 
+import datetime
 import os
 import shutil
 import ssl
@@ -24,7 +25,14 @@ from ssfl.assemble import load_federated
 from ssfl.comm.flower.host import SiteKeeper, SiteOptions, build_hosts, init_site, load_site
 from ssfl.comm.flower.keys import make_authority, make_site_key, server_names
 from ssfl.comm.flower.runtime import Link
-from ssfl.comm.flower.serve import Door, ServeOptions, check_keys, read_settings, write_settings
+from ssfl.comm.flower.serve import (
+    Door,
+    ServeOptions,
+    check_keys,
+    only_meanwhile,
+    read_settings,
+    write_settings,
+)
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import parse
 from ssfl.data.here import HereOptions
@@ -122,6 +130,23 @@ def test_a_coordinator_is_told_what_is_missing_before_anything_starts(keys, tmp_
     assert server_names(keys / "server.pem")[:1] == ["fl.example.org"]
 
 
+def test_a_coordinator_is_told_that_its_certificates_are_of_the_past(tmp_path, monkeypatch):
+    make_authority(tmp_path, ["127.0.0.1"], days=1)
+    site_key = make_site_key(tmp_path / "site")
+    (tmp_path / "sites").mkdir()
+    site_key.rename(tmp_path / "sites" / "one.pub")
+    check_keys(tmp_path)
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return super().now(tz) + datetime.timedelta(days=2)
+
+    monkeypatch.setattr("ssfl.comm.flower.keys.datetime.datetime", Later)
+    with pytest.raises(ConfigError, match=r"ca.pem has expired \(20..-..-..\): renew yours"):
+        check_keys(tmp_path)
+
+
 def test_a_runs_settings_are_found_again(tmp_path):
     options = ServeOptions(keys=tmp_path, port=1234)
     write_settings(tmp_path, options)
@@ -140,6 +165,19 @@ class PretendLink:
         if b"ecdsa" not in key.read_bytes():
             raise ConfigError(f"{key} is no public key of a site")
         self.known.append(name)
+
+
+def test_the_superlinks_database_lives_no_longer_than_its_coordinator(tmp_path):
+    """A killed coordinator's would grow for ever, and still know sites that are to be shut out."""
+    database, page = tmp_path / "link.sqlite", tmp_path / "link.log"
+    files = [database, tmp_path / "link.sqlite-wal", tmp_path / "link.sqlite-shm"]
+    for file in (*files, page):
+        file.write_text("of a coordinator that was killed")
+    with only_meanwhile(database):
+        assert list(tmp_path.iterdir()) == [page]
+        for file in files[:2]:
+            file.touch()
+    assert list(tmp_path.iterdir()) == [page]
 
 
 def test_a_key_that_is_put_there_later_is_let_in_and_a_bad_one_is_said_once(tmp_path, caplog):

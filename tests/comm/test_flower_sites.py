@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import threading
+import time
 
 import pytest
 import torch
@@ -258,6 +260,40 @@ def test_what_flower_cannot_read_costs_its_own_site_only(caplog):
     assert "cannot be read" in replies[0].failure.detail
     assert replies[1].failure is None
     assert "site 3: its message cannot be read" in caplog.text
+
+
+class SlowLine(PretendGrid):
+    """Of node 1's answers to tasks, the rest is still on its way until `through` is set."""
+
+    def __init__(self, **nodes):
+        super().__init__(**nodes)
+        self.through = threading.Event()
+
+    def pull_messages(self, keys):
+        messages = super().pull_messages(keys)
+        if any(m.metadata.src_node_id == 1 and "replies" in m.content for m in messages):
+            assert self.through.wait(30)
+        return messages
+
+
+def test_an_answer_that_is_still_coming_in_holds_up_neither_the_others_nor_the_deadline():
+    grid = SlowLine(n1=site(0), n2=site(1))
+    communicator, began = connected(grid, 2), time.monotonic()
+    replies = list(communicator.exchange(a_task(), [0, 1], deadline=1.0))
+    assert time.monotonic() - began < 10
+    assert [reply.client for reply in replies] == [1, 0]
+    assert replies[0].failure is None
+    assert replies[1].failure.reason is Reason.DEADLINE
+    grid.through.set()
+    assert all(r.failure is None for r in communicator.exchange(a_task(round=5), [0, 1]))
+
+
+def test_an_answer_that_takes_long_to_come_in_counts_all_the_same():
+    grid = SlowLine(n1=site(0), n2=site(1))
+    replies = connected(grid, 2).exchange(a_task(), [0, 1])
+    assert next(replies).client == 1
+    grid.through.set()
+    assert [(reply.client, reply.failure) for reply in replies] == [(0, None)]
 
 
 @pytest.mark.parametrize("clients", [(0, 2), (0, 1), (0, 7)])

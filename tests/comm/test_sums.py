@@ -18,7 +18,7 @@ from ssfl.comm.flower.site import compare
 from ssfl.comm.flower.sums import Sums
 from ssfl.comm.wire import decode_reply, encode_reply
 from ssfl.config import parse
-from ssfl.errors import ConfigError
+from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.messages import Reason, Reply, Task, TaskKind, failed
 from ssfl.federation.options import ServerOptions
 from ssfl.federation.server import Server
@@ -130,8 +130,8 @@ def test_sums_lead_to_the_same_theta_as_single_updates(server, local, spoil):
     options = ServerOptions(rounds=10, min_replies=0.1, **server)
     local = LocalOptions(**local)
     single = serve(Clients(spoil=spoil), options, local)
-    sites = TwoSites(options.model_copy(update={"updates": "summed"}), local.momentum, spoil)
-    summed = serve(sites, options, local)
+    options = options.model_copy(update={"updates": "summed"})
+    summed = serve(TwoSites(options, local.momentum, spoil), options, local)
     for _ in range(3):
         one, other = single.play_round(), summed.play_round()
         assert sorted(one.clients) == sorted(other.clients)
@@ -179,6 +179,17 @@ def test_a_sum_that_cannot_be_right_costs_all_who_are_in_it(caplog):
     torch.testing.assert_close(server.theta, without.theta, rtol=1e-5, atol=1e-6)
     assert report.failures == {"refused": 3}
     assert "client 5, 3, 1 refused" in caplog.text
+
+
+def test_a_sum_where_single_updates_were_agreed_on_is_refused(caplog):
+    """It would pass L-DAWA by, of which its site was told nothing, and count spares."""
+    agreed = ServerOptions(rounds=10, aggregation="l-dawa", clients_per_round=3, oversample=1.0)
+    sites = TwoSites(ServerOptions(rounds=10, updates="summed"), 0.9)
+    server = serve(sites, agreed, LocalOptions())
+    with pytest.raises(FederationError, match="6 refused"):
+        server.play_round()
+    assert torch.equal(server.theta, THETA)
+    assert "single ones were agreed on (server.updates)" in caplog.text
 
 
 @pytest.mark.parametrize("optimizer", ["fedavg", "fednova"])

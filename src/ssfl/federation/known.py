@@ -21,9 +21,13 @@ class Known:
     local: LocalOptions
     normalised: bool = False
     """Means are taken of what a client does per step (FedNova)."""
+    summed: bool = False
+    """Sites may reply for several clients at once (`server.updates`)."""
 
     def objection(self, reply: Reply) -> str | None:
         """What a reply says of its work that cannot be so, in words."""
+        if reply.joint is not None and not self.summed:
+            return "it is a sum of updates, but single ones were agreed on (server.updates)"
         strangers = [client for client in reply.clients if client not in self.sizes]
         if strangers:
             return f"client {strangers[0]} was not announced"

@@ -121,7 +121,8 @@ class Server:
             spares=self._spares,
         )
         report = RoundReport(task.round, task.rate, len(asked), len(clients))
-        self._admission.open_round(Known(size_of, self._local, options.optimizer == "fednova"))
+        normalised, summed = options.optimizer == "fednova", options.updates == "summed"
+        self._admission.open_round(Known(size_of, self._local, normalised, summed))
         self._collect(task, asked, wanted, aggregator, report, on_reply)
         report.seconds = time.perf_counter() - started
         return report, aggregator

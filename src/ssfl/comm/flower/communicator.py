@@ -7,8 +7,10 @@ the time the site itself may take, so that one slow client does not hold back it
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -74,6 +76,7 @@ class FlowerCommunicator:
         self._sites: dict[int, Site] = {}
         self._names: dict[int, str] = {}  # kept when a site goes: its clients stay its own
         self._owner: dict[int, int] = {}
+        self._arriving: dict[str, Future[list[Message]]] = {}
         self._looked = 0.0
 
     def gather(self, clients: int) -> None:
@@ -124,11 +127,13 @@ class FlowerCommunicator:
                     site = self._sites.get(node)
                     if site is None or site.activated != since[node]:
                         del waiting[key]
+                        self._arriving.pop(key, None)
                         what = "it is gone" if site is None else "it restarted"
                         yield from self._all_failed(node, groups[node], task, Reason.LOST, what)
             if waiting:
                 time.sleep(POLL)
-        for node in waiting.values():
+        for key, node in waiting.items():
+            self._arriving.pop(key, None)
             what = f"no reply within {deadline:g} s"
             yield from self._all_failed(node, groups[node], task, Reason.DEADLINE, what)
 
@@ -255,7 +260,7 @@ class FlowerCommunicator:
         for key in keys:
             try:
                 with _reached():
-                    messages = list(self._grid.pull_messages([key]))
+                    messages = self._pull(key)
             except FederationError:  # the SuperLink's fault
                 raise
             except Exception as error:  # whatever Flower stumbles over in what a site wrote
@@ -264,6 +269,21 @@ class FlowerCommunicator:
             fitting = [m for m in messages if m.metadata.reply_to_message_id == key]
             for message in fitting[:1]:
                 yield key, message.error if message.has_error() else message.content
+
+    def _pull(self, key: str) -> list[Message]:
+        """What has come in answer to a message; nothing while it is still coming in.
+
+        Flower hands an answer over once, and then waits for the rest of it however long that takes.
+        So it does in a thread of its own: a site on a slow line holds up neither the others nor a
+        deadline.
+        """
+        if key not in self._arriving:
+            self._arriving[key] = _apart(lambda: list(self._grid.pull_messages([key])))
+        pull = self._arriving[key]
+        if pull not in wait([pull], POLL).done:
+            return []
+        del self._arriving[key]
+        return pull.result()
 
     def _unpack(
         self, answer: RecordDict | Error, task: Task, clients: Sequence[int], node: int
@@ -309,6 +329,20 @@ def _reached() -> Iterator[None]:
         yield
     except httpx.HTTPError as error:
         raise FederationError(f"the SuperLink cannot be asked any more: {error}") from error
+
+
+def _apart(call: Callable[[], list[Message]]) -> Future[list[Message]]:
+    """A call in a thread that keeps no process from ending."""
+    outcome: Future[list[Message]] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except Exception as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="ssfl-answer", daemon=True).start()
+    return outcome
 
 
 def _why(error: Error) -> tuple[Reason, str]:

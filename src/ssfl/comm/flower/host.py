@@ -268,6 +268,11 @@ def why_it_ended(folder: Path, server: str, child: Child) -> str:
             f"the certificate at {server} is for other addresses: the coordinator makes one for "
             "this by `ssfl certs --host`"
         )
+    if "certificate has expired" in words:
+        return (
+            f"the certificate at {server} has expired: ask the coordinator for a new one (and, if "
+            f"its authority is new too, put its ca.pem in the place of {folder / 'ca.pem'})"
+        )
     if "certificate verify failed" in words:
         return (
             f"the certificate at {server} is not of the authority in {folder / 'ca.pem'}: ask the "
@@ -278,6 +283,8 @@ def why_it_ended(folder: Path, server: str, child: Child) -> str:
             f"the coordinator at {server} does not know this site's key yet: it must have "
             f"{folder / 'site.pub'} in its keys/sites"
         )
+    if "401 Unauthorized" in words:
+        return f"the coordinator at {server} has started anew: this site connects again"
     return f"the connection to {server} ended ({child.log}): {words}"
 
 

@@ -103,6 +103,20 @@ def check_authority(certificate: Path) -> None:
         ) from None
 
 
+def check_dates(certificate: Path) -> None:
+    """Say that a certificate is of the past, which nobody would believe any more."""
+    try:
+        ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{certificate} is no certificate: {error}") from None
+    if ends < datetime.datetime.now(datetime.UTC):
+        raise ConfigError(
+            f"{certificate} has expired ({ends:%Y-%m-%d}): renew yours, or make others with "
+            "`ssfl certs` in a new folder, put its ca.pem into every site's folder, and copy "
+            "keys/sites over"
+        )
+
+
 def server_names(certificate: Path) -> list[str]:
     """The hosts that a server certificate is for."""
     try:

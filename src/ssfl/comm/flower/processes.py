@@ -34,11 +34,13 @@ class Child:
         self._folder = folder
         self.log = folder / f"{module}.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._beginning = 0
 
     def start(self) -> None:
         """Start it (again)."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
+            self._beginning = output.tell()
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -75,10 +77,14 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """What it said last, or what its last error was, for a message of ours."""
+        """What it said last since it was started, or what its last error was, for a message of
+        ours. The log goes back further: what ended an earlier one is not what ended this."""
         with contextlib.suppress(OSError):
-            plain = re.sub("\x1b\\[[0-9;]*m", "", self.log.read_text(errors="replace"))
+            said = self.log.read_bytes()[self._beginning :].decode(errors="replace")
+            plain = re.sub("\x1b\\[[0-9;]*m", "", said)
             lines = [line.strip() for line in plain.splitlines() if line.strip()]
+            if unauthorised := [line for line in lines if "401 Unauthorized" in line]:
+                return unauthorised[-1]
             errors = [index for index, line in enumerate(lines) if line.startswith("ERROR")]
             last = lines[errors[-1] + 1 :][:3] if errors else lines[-3:]
             return " ".join(last)

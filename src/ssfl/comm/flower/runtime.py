@@ -107,7 +107,10 @@ class Link:
         content, _ = build_fab_from_files(APP)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         with self._control() as control:
-            run_id = control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
+            try:
+                run_id = control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
+            except httpx.TransportError as error:  # as when server.pem is not of ca.pem's making
+                raise FederationError(f"the SuperLink cannot be reached: {error}") from error
         token = self._acquire(run_id)
         grid = HttpGrid(self._address, insecure=False, root_certificates=self._ca, token=token)
         grid._retry_invoker.should_giveup = _hopeless

@@ -8,13 +8,13 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import Field, field_validator
 
 from ssfl.comm.flower.communicator import FlowerCommunicator
-from ssfl.comm.flower.keys import server_names
+from ssfl.comm.flower.keys import check_dates, server_names
 from ssfl.comm.flower.processes import Child, kept_running, new_secret
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.runtime import Link
@@ -26,6 +26,9 @@ from ssfl.run import SERVED
 from ssfl.section import Section
 
 log = logging.getLogger(__name__)
+
+DATABASE = "link.sqlite"
+"""Where the SuperLink keeps messages and whom it knows."""
 
 
 class ServeOptions(Section):
@@ -79,6 +82,7 @@ def connect(config: Config, folder: Path, hosts: Sequence[Host]) -> FlowerCommun
     child = Child("link", _arguments(options, place), place)
     stack = contextlib.ExitStack()
     try:
+        stack.enter_context(only_meanwhile(place / DATABASE))
         stack.enter_context(kept_running(child, options.port))
         ca = (options.keys / "ca.pem").read_bytes()
         link = Link(f"127.0.0.1:{options.port}", ca, secret)
@@ -94,6 +98,23 @@ def connect(config: Config, folder: Path, hosts: Sequence[Host]) -> FlowerCommun
         stack.close()
         raise
     return communicator
+
+
+@contextlib.contextmanager
+def only_meanwhile(database: Path) -> Iterator[None]:
+    """No database of an earlier SuperLink, nor this one's afterwards. It is for a SuperLink that
+    dies under its coordinator: another coordinator asks anew whatever was on the way, and Flower
+    would keep the vectors of every one that was killed."""
+
+    def forget() -> None:
+        for end in ("", "-wal", "-shm"):
+            database.with_name(database.name + end).unlink(missing_ok=True)
+
+    forget()
+    try:
+        yield
+    finally:
+        forget()
 
 
 class Door:
@@ -131,6 +152,8 @@ def check_keys(folder: Path) -> None:
     for name in ("ca.pem", "server.pem", "server.key"):
         if not (folder / name).is_file():
             raise ConfigError(f"{folder} has no {name}: make one with `ssfl certs`, or copy yours")
+    for name in ("ca.pem", "server.pem"):
+        check_dates(folder / name)
     if "127.0.0.1" not in server_names(folder / "server.pem"):
         raise ConfigError(
             f"{folder / 'server.pem'} must also be for 127.0.0.1 (as a subject alternative name): "
@@ -150,5 +173,5 @@ def _arguments(options: ServeOptions, place: Path) -> list[str]:
         *("--ssl-ca-certfile", str(keys / "ca.pem")),
         *("--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key")),
         *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
-        *("--database", str((place / "link.sqlite").resolve())),
+        *("--database", str((place / DATABASE).resolve())),
     ]
