@@ -32,7 +32,7 @@ def test_rooms_never_import_each_other_in_a_circle():
 
 def test_lower_rooms_know_nothing_of_the_rooms_above():
     rooms = imports()
-    plain = {"errors", "section", "registry", "seeding", "files", "locks", "cuda_graphs"}
+    plain = {"errors", "section", "registry", "seeding", "files", "locks", "cores", "cuda_graphs"}
     assert rooms["data"] <= plain
     assert rooms["models"] <= plain
     assert rooms["evaluation"] <= plain

@@ -4,13 +4,12 @@ Every process of an experiment (this one, an MPI rank, a Ray worker, a site) ass
 here from the same configuration, so they are the same everywhere.
 """
 
-import os
-
 import torch
 
 from ssfl.algorithms import ALGORITHMS
 from ssfl.algorithms.base import Algorithm
 from ssfl.config import Config
+from ssfl.cores import cores
 from ssfl.data.federated import FederatedData, federate
 from ssfl.data.here import load_here
 from ssfl.data.images import DataSet
@@ -114,7 +113,7 @@ def build_hosts(config: Config, data: FederatedData, store: StateStore) -> list[
     engine = Engine(config.device)
     asked = config.server.clients_per_round or len(data.clients())
     if engine.device.type == "cpu":
-        useful = os.cpu_count() or 1
+        useful = cores()
     else:
         useful = -(-IMAGES_IN_FLIGHT // config.local.batch)
         turns = -(-asked // useful)

@@ -114,6 +114,25 @@ def test_a_client_held_back_begins_as_soon_as_it_is_free() -> None:
     assert sum(host.asked for host in hosts) == 2
 
 
+def test_a_reply_costs_the_same_however_many_clients_are_still_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[int] = []
+
+    def watched(futures, *how):
+        looked_at.append(len(futures))
+        return wait(futures, *how)
+
+    monkeypatch.setattr(ssfl.comm.local, "wait", watched)
+    hosts = [Host(), Host()]
+    communicator = LocalCommunicator(hosts)  # type: ignore[arg-type]
+    task = Task(TaskKind.EVALUATE, 0, torch.zeros(2), "layout")
+    replies = list(communicator.exchange(task, range(500)))
+    assert sorted(reply.client for reply in replies) == list(range(500))
+    assert max(looked_at) <= 2 * ssfl.comm.local.AHEAD * len(hosts)
+    communicator._pool.shutdown()  # type: ignore[union-attr]
+
+
 def on_the_way(message: wire.Message) -> bytes:
     """What a transport would send of it: the header and the vectors as they lie."""
     header, vectors = message

@@ -3,9 +3,14 @@
 import math
 
 import pytest
+import torch
 
+from ssfl.assemble import load_federated
+from ssfl.config import Config, parse
+from ssfl.data.federated import FederatedData
+from ssfl.evaluation.knn import knn_accuracy
 from ssfl.federation.messages import Reply, TaskKind
-from ssfl.federation.online import _client_row
+from ssfl.federation.online import OnlineEvaluation, _client_row
 
 
 @pytest.mark.parametrize("claim", [math.nan, math.inf, -0.1, 50.0])
@@ -19,3 +24,37 @@ def test_an_accuracy_that_is_none_does_not_spoil_the_mean_of_the_others(claim: f
     assert row["knn_mean"] == pytest.approx(0.65)
     assert row["knn_weighted"] == pytest.approx(0.7)
     assert set(row["clients"]) == {"0", "1", "2", "3"}  # what was said stays on record
+
+
+def pixels_of(config: Config, data: FederatedData) -> dict[str, float]:
+    return OnlineEvaluation(config.evaluation, data, None, None)._pixels()  # type: ignore[arg-type]
+
+
+def digits(**evaluation: int) -> tuple[Config, FederatedData]:
+    raw = {
+        "data": {"source": "digits"},
+        "partition": {"clients": 6, "min_size": 20},
+        "evaluation": {"k": 5, **evaluation},
+    }
+    config = parse(raw)
+    return config, load_federated(config)
+
+
+def test_raw_pixels_are_judged_on_the_clients_and_the_bank_that_encoders_are_judged_on() -> None:
+    config, data = digits(clients=2, bank=100)
+    train, test = data.dataset.train, data.dataset.test
+    assert test is not None
+
+    def by_hand(own: torch.Tensor, held_out: torch.Tensor) -> float:
+        bank, queries = (x.flatten(1).float() for x in (train.pixels[own], test.pixels[held_out]))
+        return knn_accuracy(bank, train.labels[own], queries, test.labels[held_out], k=5)
+
+    found = pixels_of(config, data)
+    judged = [by_hand(data.train_indices(k), data.test_indices(k)) for k in (0, 3)]
+    assert found["pixels_knn_mean"] == pytest.approx(sum(judged) / 2)
+    everywhere = by_hand(torch.arange(100) * len(train) // 100, torch.arange(len(test)))
+    assert found["pixels_knn_global"] == pytest.approx(everywhere)
+
+
+def test_raw_pixels_have_a_figure_where_no_client_is_judged() -> None:
+    assert set(pixels_of(*digits(clients=0))) == {"pixels_knn_global"}

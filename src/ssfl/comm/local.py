@@ -9,12 +9,17 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from ssfl.comm.pull import Job
 from ssfl.config import Config
 from ssfl.federation.client import Host
 from ssfl.federation.messages import Reason, Reply, Task, failed
+
+AHEAD = 2
+"""Clients handed out per host: one at work, and one to go on with while the server folds a reply.
+Not all at once, since every reply looks through what is handed out."""
 
 
 class LocalCommunicator:
@@ -62,8 +67,11 @@ class LocalCommunicator:
         while awaited:
             running = [future for future in self._jobs if not future.done()]
             busy = {self._jobs[future].client for future in running}
-            self._start(task, [client for client in waiting if client not in busy])
-            waiting = [client for client in waiting if client in busy]  # one task at a time
+            room = max(0, AHEAD * len(self._hosts) - len(running))
+            free = (client for client in waiting if client not in busy)  # one task at a time
+            for client in list(islice(free, room)):
+                self._start(task, client)
+                waiting.remove(client)
             kindred = [future for future, job in self._jobs.items() if job.task.kind is task.kind]
             left = None if end is None else max(0.0, end - time.monotonic())
             done, _ = wait({*running, *kindred}, left, FIRST_COMPLETED)
@@ -80,11 +88,10 @@ class LocalCommunicator:
         for client in awaited:
             yield failed(client, task, Reason.DEADLINE, f"no reply within {deadline:g} s")
 
-    def _start(self, task: Task, clients: Sequence[int]) -> None:
+    def _start(self, task: Task, client: int) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(len(self._hosts), "ssfl-client")
-        for client in clients:
-            self._jobs[self._pool.submit(self._handle, client, task)] = Job(client, task)
+        self._jobs[self._pool.submit(self._handle, client, task)] = Job(client, task)
 
     def _handle(self, client: int, task: Task) -> Reply:
         host = self._idle.get()

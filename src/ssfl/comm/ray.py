@@ -20,6 +20,7 @@ from ssfl.comm import wire
 from ssfl.comm.pull import PullCommunicator
 from ssfl.comm.worker import open_host, work
 from ssfl.config import CHOICES, Config
+from ssfl.cores import cores
 from ssfl.errors import ConfigError, FederationError, SSFLError
 from ssfl.federation.client import Host
 from ssfl.federation.messages import Reason, Reply, Task, failed
@@ -75,11 +76,11 @@ class Cluster:
     def _start(self, wanted: int, theta_bytes: int) -> None:
         """Join the cluster that RAY_ADDRESS names; without it, start one that ends with us."""
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        cores = max(os.cpu_count() or 1, wanted)
+        cpus = max(cores(), wanted)
         alone: dict[str, Any] = {
             "address": "local",
-            "num_cpus": cores,
-            "object_store_memory": (256 << 20) + (2 * cores + 4) * theta_bytes,
+            "num_cpus": cpus,
+            "object_store_memory": (256 << 20) + (2 * cpus + 4) * theta_bytes,
             "include_dashboard": False,
         }
         joined = {"address": "auto"}

@@ -92,14 +92,16 @@ def _package(name: str) -> Finding:
 
 
 def _device() -> Finding:
+    from ssfl.cores import cores
+
     try:
         import torch
     except ImportError:
         return Finding("device", False, "torch is not installed", "pip install torch")
     if not torch.cuda.is_available():
-        return Finding("device", True, f"{os.cpu_count()} CPU cores, no GPU that torch can use")
+        return Finding("device", True, f"{cores()} CPU cores, no GPU that torch can use")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return Finding("device", True, f"{', '.join(names)}; {os.cpu_count()} CPU cores")
+    return Finding("device", True, f"{', '.join(names)}; {cores()} CPU cores")
 
 
 def _data() -> Finding:

@@ -3,7 +3,6 @@
 Files that cannot be read are told apart, not fatal: the caller says how many are too many.
 """
 
-import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ssfl.cores import cores
 from ssfl.data.bars import bar
 from ssfl.errors import DataError
 
@@ -47,7 +47,7 @@ def decode(
             return str(error) or type(error).__name__
         return None
 
-    workers = min(16, os.cpu_count() or 1)
+    workers = min(16, cores())
     reasons = []
     with (
         # They name no file: what cannot be read is told below, what can be read is no matter.

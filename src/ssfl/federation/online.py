@@ -5,7 +5,7 @@ Personal: every client judges its own encoder on its own test images and sends t
 labels are known, health figures alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -77,35 +77,35 @@ class OnlineEvaluation:
         return figures
 
     def _personal(self) -> Figures:
-        clients = self._server.clients()
-        chosen = [clients[i] for i in spread(len(clients), self._options.clients).tolist()]
+        chosen = self._judged(self._server.clients())
         return _client_row(self._server.evaluate(chosen)) if chosen else {}
 
+    def _judged(self, clients: Sequence[int]) -> list[int]:
+        """Those of the clients that are evaluated."""
+        return [clients[i] for i in spread(len(clients), self._options.clients).tolist()]
+
     def _pixels(self) -> Figures:
-        """kNN on the pixels themselves, on every client's own images."""
+        """kNN on the pixels themselves: the same clients and the same bank as encoders have."""
         data = self._data
         train, test = data.dataset.train, data.dataset.test
         if test is None or train.labels is None or test.labels is None:
             return {}
+        rows = spread(len(train), self._options.bank)
+        bank, queries = _as_features(train.pixels[rows]), _as_features(test.pixels)
+        figures = {"pixels_knn_global": self._knn(bank, train.labels[rows], queries, test.labels)}
         values, weights = [], []
-        for client in data.clients():
+        for client in self._judged(data.clients()):
             own, held_out = data.train_indices(client), data.test_indices(client)
             if held_out is None or not len(held_out):
                 continue
             bank, queries = _as_features(train.pixels[own]), _as_features(test.pixels[held_out])
             values.append(self._knn(bank, train.labels[own], queries, test.labels[held_out]))
             weights.append(len(held_out))
-        if not values:
-            return {}
-        summary = summarise(values, weights)
-        everything = self._knn(
-            _as_features(train.pixels), train.labels, _as_features(test.pixels), test.labels
-        )
-        return {
-            "pixels_knn_global": everything,
-            "pixels_knn_mean": summary.mean,
-            "pixels_knn_weighted": summary.weighted_mean,
-        }
+        if values:
+            summary = summarise(values, weights)
+            figures["pixels_knn_mean"] = summary.mean
+            figures["pixels_knn_weighted"] = summary.weighted_mean
+        return figures
 
     def _knn(self, bank: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> float:
         return knn_accuracy(
