@@ -28,6 +28,7 @@ from ssfl.display import Bars
 from ssfl.errors import CheckpointError
 from ssfl.federation import client, online, trainer
 from ssfl.federation.messages import Reply
+from ssfl.models.backbones import BACKBONES
 from ssfl.protocols.scores import Evaluation
 from ssfl.run import Run
 from ssfl.tracking import JsonLines
@@ -464,6 +465,20 @@ def test_updates_that_run_away_come_with_what_to_lower(ssfl: Call, recipe: Path)
     assert code == 2
     assert "refused" in err
     assert "lower local.lr or server.lr" in err.splitlines()[-1]
+
+
+def test_a_plugin_that_fails_before_the_first_round_leaves_no_run_behind(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BACKBONES, "_targets", BACKBONES.targets | {"mine": "math:sqrt"})
+    with pytest.raises(TypeError, match="sqrt"):
+        ssfl("train", recipe, "--out", "here", "--set", "model.backbone=mine")
+    assert not Path("here").exists()
+
+
+def test_a_share_of_a_gpu_is_refused_where_nothing_is_shared_out(ssfl: Call, recipe: Path) -> None:
+    answer = ssfl("train", recipe, "--out", "here", "--gpus-per-worker", "0.5")
+    assert_one_sentence(answer, "--gpus-per-worker is for --comm ray")
 
 
 def test_a_partition_that_cannot_be_met_is_one_sentence(ssfl: Call, recipe: Path) -> None:

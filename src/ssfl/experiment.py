@@ -18,7 +18,7 @@ from ssfl.comm import COMMUNICATORS, join
 from ssfl.config import Config, load_config
 from ssfl.data.federated import FederatedData
 from ssfl.data.sources.sites import SitesOptions
-from ssfl.errors import ConfigError, DataError, FederationError
+from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint, save_checkpoint
 from ssfl.federation.client import Host
 from ssfl.federation.communicator import Communicator
@@ -90,7 +90,9 @@ def train(
         with uninterrupted():  # or there would be a folder, and nobody to take it back
             run = Run.create(_from_anywhere(config), out)
         Experiment(run, comm, display or Quiet()).play()
-    except (ConfigError, DataError, KeyboardInterrupt):
+    except FederationError:
+        raise  # clients that failed may do better when it is gone on with
+    except BaseException:  # also a plug-in's own
         if run is not None:
             run.withdraw()  # unless something was done already
         raise

@@ -68,6 +68,8 @@ def train(
     if workers is not None:
         settings.append(f"device.workers={workers}")
     if gpus_per_worker is not None:
+        if comm != "ray":
+            raise ConfigError("--gpus-per-worker is for --comm ray: leave it out")
         settings.append(f"device.gpus_per_worker={gpus_per_worker}")
     sigterm_is_ctrl_c()
     display = Bars(console)
