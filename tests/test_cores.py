@@ -10,7 +10,7 @@ from ssfl.federation.store import StateStore
 from tiny import tiny
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no such thing here")
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system lends no cores")
 def test_there_are_no_more_workers_than_cores_that_this_process_may_use(tmp_path):
     config = tiny(device={"device": "cpu", "workers": 0})
     data, ours = load_federated(config), os.sched_getaffinity(0)

@@ -81,8 +81,8 @@ def _chosen(bench: Bench) -> tuple[Tensor, list[int]]:
 def _map(features: Tensor, seed: int) -> list[tuple[float, float]]:
     """t-SNE in the plane, after PCA to 30 dimensions.
 
-    In one thread: a step takes 3 ms, and where other work shares the cores, several threads spend
-    many times that waiting for each other. The map is the same.
+    In one thread: steps are so short that, where other work shares the cores, several threads
+    spend most of their time waiting for each other. The map is the same.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE

@@ -37,7 +37,7 @@ CENSUS = 2.0
 TRAVEL = 6.0
 """Seconds of a deadline kept for the way: SuperNodes look for messages every 3 s."""
 RETURN = 60.0
-"""Seconds that a site which is asked but gone has to come back: starting anew takes it some ten."""
+"""Seconds that a site which is asked but gone has to come back: it must load its images anew."""
 MAX_NAME = 64
 """Characters of a site's name that are shown."""
 
