@@ -271,6 +271,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"norm": "group"}, "local": {"freeze_statistics": 0.5}},
         r"group norm keeps no statistics .* local\.freeze_statistics = 1, or model\.norm = 'batch'",
     ),
+    "momentum of another pace": (
+        {"local": {"keep_momentum": True, "freeze_statistics": 0.5}},
+        r"set local\.keep_momentum = false, or local\.freeze_statistics = 1",
+    ),
     "an inner step in pieces": (
         {"algorithm": {"name": "maml-ssfl"}, "local": {"batch": 32, "micro_batch": 8}},
         r"algorithm 'maml-ssfl' needs its batches whole: set local\.micro_batch = 0",

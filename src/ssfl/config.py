@@ -124,6 +124,11 @@ class Config(Section):
                 "group norm keeps no statistics that could be frozen: "
                 "set local.freeze_statistics = 1, or model.norm = 'batch'"
             )
+        if self.local.freeze_statistics < 1 and self.local.keep_momentum:
+            raise ValueError(
+                "momentum from before statistics are frozen would be far too long after: "
+                "set local.keep_momentum = false, or local.freeze_statistics = 1"
+            )
         solarize = self.views.solarize
         if solarize is not None and len(solarize) not in (1, method.views):
             raise ValueError(

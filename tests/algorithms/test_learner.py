@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ssfl.algorithms.learner import Learner, effective_steps
 from ssfl.algorithms.options import LocalOptions
 from ssfl.federation.aggregate import Aggregator, Update
+from ssfl.models.backbones import Backbone
 from ssfl.models.norm import BatchNorm
 from ssfl.ssl.base import Batch, Method, Outputs
 
@@ -81,6 +82,32 @@ def test_an_inner_step_keeps_to_the_limit_too():
     loss = learner.loss(learner(numbers(0.0), weights))
     (adapted,) = learner.inner_step(weights, loss, second_order=False).values()
     assert adapted.item() == pytest.approx(5.0 - 0.1 * 2.0)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_under_frozen_statistics_a_step_is_one_on_the_weight_divided_by_its_deviation(inner: bool):
+    class OneWeight(Backbone):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, 1, 1, bias=False), BatchNorm(1, affine=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.conv(x))
+
+    learner = Learner(Method(OneWeight()), PLAIN)
+    learner.rate.fill_(0.1)
+    learner.freeze(True)
+    learner.flat.trainable.fill_(0.02)
+    learner.method.backbone.get_submodule("norm").running_var.fill_(1e-4 - 1e-5)  # σ = 0.01 with ε
+    learner.keep_pace()
+    loss = learner.method.backbone(torch.full((1, 1, 1, 1), 3.0)).sum()
+    # W/σ is 2, its gradient 3: after a step it is 1.7
+    if inner:
+        (weight,) = learner.inner_step(learner.weights(), loss, second_order=False).values()
+    else:
+        learner.descend(loss)
+        weight = learner.flat.trainable
+    assert weight.item() / 0.01 == pytest.approx(1.7)
 
 
 def test_reset_forgets_the_last_client_in_place():

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -374,27 +375,47 @@ def test_a_client_that_comes_late_or_again_is_at_the_experiments_progress_from_i
                 assert (float(frozen.norm()) > 10 * pull) == moves
 
 
-def test_frozen_statistics_are_what_a_plain_loop_does_with_its_backbone_norms_in_eval_mode(
+def test_frozen_statistics_are_a_plain_loop_on_weights_as_the_norms_let_them_out(
     build: Callable[..., Host],
 ) -> None:
+    """The oracle has each σ divided out of its convolution, for good, and norms that divide by 1:
+    an ordinary network without normalisation, and ordinary SGD."""
     host = build(local={"freeze_statistics": 0.5})
     trainer = host.trainer
+    theta = fresh(trainer)
+    generator = torch.Generator().manual_seed(2)
+    for name, statistic in trainer.layout.tensors(theta).items():
+        if name.startswith("backbone.") and name.endswith("running_var"):
+            statistic.copy_(10 ** (1 - 4 * torch.rand(len(statistic), generator=generator)))
     run(host, 1, progress=0.5)  # from here on
     seen = record(trainer)
-    result = run(host, 0, progress=0.7)
-    method = plain_method(host, tiny(), fresh(trainer))
-    for part in method.backbone.modules():
-        if not list(part.children()):
-            part.eval()
+    frozen = replace(task(trainer, progress=0.7), theta=theta.clone())
+    result = trainer.train(0, frozen, ClientState(), host.data.train_indices(0))
+
+    method = plain_method(host, tiny(), theta)
+    deviations = {}
+    for name in ("stem", "down1", "same1", "down2", "same2"):
+        layer = method.backbone.get_submodule(name)
+        deviations[name] = torch.sqrt(layer.norm.running_var + 1e-5)
+        layer.conv.weight.data /= deviations[name].view(-1, 1, 1, 1)
+        layer.norm.running_mean /= deviations[name]
+        layer.norm.running_var.fill_(1 - 1e-5)
+        layer.norm.eval()
     optimizer = torch.optim.SGD(method.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     for (rows,), (uniforms,) in seen:
         views = trainer.views(host.data.dataset.train.pixels[rows], uniforms)
         optimizer.zero_grad()
         method.loss(method(Batch(views))).backward()
         optimizer.step()
+    for name, deviation in deviations.items():
+        method.backbone.get_submodule(name).conv.weight.data *= deviation.view(-1, 1, 1, 1)
     assert result.delta is not None
-    ours = result.delta + fresh(trainer)
-    torch.testing.assert_close(ours, shared_part(host, method), rtol=1e-4, atol=1e-5)
+    steps = trainer.layout.trainable
+    torch.testing.assert_close(
+        (theta + result.delta)[:steps], shared_part(host, method)[:steps], rtol=1e-4, atol=1e-5
+    )
+    still = trainer.layout.tensors(result.delta)
+    assert all(not still[n].any() for n in still if n.startswith("backbone.") and "running_" in n)
 
 
 def test_statistics_are_frozen_in_the_backbone_of_theta_alone_and_only_after_their_time(

@@ -56,14 +56,27 @@ def test_training_is_one_pass_per_view_after_another(shape, groups, affine, plai
         torch.testing.assert_close(ours.bias.grad, theirs.bias.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("affine", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_evaluation_uses_running_statistics_whatever_the_groups(shape):
-    ours, theirs = pair(shape, groups=2, affine=True, plain=True)
-    ours(some(shape))
-    for view in some(shape).chunk(2):
-        theirs(view)
-    x = some((7, *shape[1:]), 5)  # seven: no need to be a multiple of the views
-    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+def test_evaluation_uses_running_statistics_whatever_the_groups(shape, affine, plain):
+    ours, theirs = pair(shape, groups=3, affine=affine, plain=plain)
+    for norm in (ours, theirs):
+        norm.running_mean.copy_(some((5,), 1))
+        norm.running_var.copy_(some((5,), 2).abs())
+        norm.eval()
+    ours_x, theirs_x = (some((7, *shape[1:])).requires_grad_() for _ in range(2))  # no whole views
+    got, expected = ours(ours_x), theirs(theirs_x)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    slope = some((7, *shape[1:]), 3)
+    (got * slope).sum().backward()
+    (expected * slope).sum().backward()
+    torch.testing.assert_close(ours_x.grad, theirs_x.grad, rtol=1e-4, atol=1e-5)
+    if affine:
+        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours.bias.grad, theirs.bias.grad, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.running_mean, some((5,), 1))
+    torch.testing.assert_close(ours.running_var, some((5,), 2).abs())
 
 
 @pytest.mark.parametrize("affine", [True, False])

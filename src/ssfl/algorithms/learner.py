@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from ssfl.algorithms.options import LocalOptions
 from ssfl.models.flat import FlatModel, Kind
+from ssfl.models.frozen import freeze_statistics, set_paces
 from ssfl.ssl.base import Batch, Method, Outputs
 
 Weights = dict[str, Tensor]
@@ -38,6 +39,7 @@ class Learner:
         self.last = True  # the micro-batch at hand completes the step
         self.disturbed = False  # steps were made since the last reset
         self.drift: Tensor | None = None
+        self._paces: Tensor | None = None
         self._anchor: Tensor | None = None
         self._pull = 0.0
         self._options = options
@@ -66,6 +68,17 @@ class Learner:
         self.progress.fill_(progress)
         self.method.begin(self.progress)
 
+    def freeze(self, frozen: bool) -> None:
+        """Let backbones normalise by the statistics they have, at the steps' pace that suits it
+        (see models/frozen.py), or no longer."""
+        freeze_statistics(self.method, frozen)
+        self._paces = torch.ones_like(self.flat.gradient) if frozen else None
+
+    def keep_pace(self) -> None:
+        """Go by the statistics that have just been loaded."""
+        if self._paces is not None:
+            set_paces(self._paces, self.flat)
+
     def hold(self, anchor: Tensor, pull: float) -> None:
         """From now on, descend on loss + pull/2 ‖θ − anchor‖² (FedProx, BiLevel-SSFL)."""
         self._anchor, self._pull = anchor, pull
@@ -80,6 +93,8 @@ class Learner:
             gradient = self.flat.gradient
             if self._options.max_gradient:
                 gradient.mul_(self._shortening([gradient]))
+            if self._paces is not None:
+                gradient.mul_(self._paces)
             if self.drift is not None:
                 gradient.add_(self.drift)
             if self._anchor is not None:
@@ -115,10 +130,11 @@ class Learner:
         rate = self.rate
         if self._options.max_gradient:
             rate = rate * self._shortening(gradients)
-        return {
-            name: weight - rate * gradient
-            for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
-        }
+        moves = dict(zip(weights, gradients, strict=True))
+        if self._paces is not None:
+            paces = self.flat.layout.tensors(self._paces)
+            moves = {name: gradient * paces[name] for name, gradient in moves.items()}
+        return {name: weight - rate * moves[name] for name, weight in weights.items()}
 
     def _shortening(self, gradients: Sequence[Tensor]) -> Tensor:
         """What brings a gradient, in parts, down to the longest allowed; 1 if it is shorter."""

@@ -26,7 +26,7 @@ from ssfl.federation.spares import Spares
 from ssfl.federation.state import ClientState
 from ssfl.models.flat import Layout
 from ssfl.seeding import torch_generator
-from ssfl.ssl.base import Batch, Method, freeze_statistics
+from ssfl.ssl.base import Batch, Method
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,7 @@ class Trainer:
         """A few plain SGD steps on the client's own images, as the algorithm has it."""
         learner, algorithm = self.models.global_, self.algorithm
         self._freeze(task)
+        learner.keep_pace()
         learner.stand_at(task.progress)
         draws = torch_generator(
             self.seed, "adapt-views", task.round, client, device=self.engine.device
@@ -247,7 +248,7 @@ class Trainer:
         frozen = after < 1 and task.progress >= after  # 1 is never, and a finished run is at 1
         if frozen != self._frozen:
             self._frozen = frozen
-            freeze_statistics(self.models.global_.method, frozen)
+            self.models.global_.freeze(frozen)
             self._step = self.engine.step(self._one_step)  # a captured one has the old way in it
 
     def _load(self, client: int, task: Task, theta: Tensor, state: ClientState) -> Tensor | None:
@@ -255,6 +256,7 @@ class Trainer:
         models = self.models
         memory = self._receive(theta, state)
         models.global_.reset(state.momentum)
+        models.global_.keep_pace()
         if models.personal is not None:
             models.personal.reset(state.personal_momentum)
             if state.personal is not None:

@@ -51,11 +51,11 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(features))
 
     def forward(self, x: Tensor) -> Tensor:
+        plain = torch.compiler.is_compiling() if self.plain_ops is None else self.plain_ops
         if not self.training:
-            return self._native(x, training=False)
+            return self._by_running(x) if plain else self._native(x, training=False)
         if x.shape[0] % self.groups:
             raise ValueError(f"a batch of {x.shape[0]} cannot be split into {self.groups} views")
-        plain = torch.compiler.is_compiling() if self.plain_ops is None else self.plain_ops
         if plain:
             return self._all_parts(x)
         if self.groups == 1:
@@ -73,6 +73,14 @@ class BatchNorm(nn.Module):
                 if own is not moved:
                     own.copy_(moved)
         return y
+
+    def _by_running(self, x: Tensor) -> Tensor:
+        shape = [-1] + [1] * (x.ndim - 2)
+        scale = torch.rsqrt(self.running_var + self.eps)
+        y = (x.float() - self.running_mean.view(shape)) * scale.view(shape)
+        if self.weight is not None and self.bias is not None:
+            y = y * self.weight.view(shape) + self.bias.view(shape)
+        return y.to(x.dtype)
 
     def _all_parts(self, x: Tensor) -> Tensor:
         parts = x.view(self.groups, -1, *x.shape[1:])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssfl.models.backbones import Backbone
-from ssfl.models.norm import BatchNorm, set_groups
+from ssfl.models.norm import set_groups
 from ssfl.section import Section
 
 
@@ -101,17 +101,6 @@ class Method(nn.Module):
 
     def after_step(self, progress: Tensor) -> None:
         """Move what moves without gradients; `progress` runs from 0 to 1 over the experiment."""
-
-
-def freeze_statistics(method: Method, frozen: bool = True) -> None:
-    """Let the batch norms of every backbone inside `method` normalise by their running statistics
-    and leave these as they are, or no longer. Heads go on with each batch's own: without them, a
-    method that has no negatives may map all images to one point."""
-    for network in method.modules():
-        if isinstance(network, Backbone):
-            for part in network.modules():
-                if isinstance(part, BatchNorm):
-                    part.train(not frozen)
 
 
 def negative_cosine(p: Tensor, z: Tensor) -> Tensor:
