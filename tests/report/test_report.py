@@ -101,6 +101,15 @@ def test_a_run_without_labels_shows_health_in_place_of_accuracy(
 
 
 @needs_browser
+def test_clients_that_have_names_are_called_by_them(wards: Run, browser: Browser) -> None:
+    drawn(browser, write_report(wards), width=400)
+    text = browser.evaluate("document.body.innerText")
+    assert re.search(r"0 \(children's <hosp…\s*40 images", text)
+    assert re.search(r"1 \(north\)\s*40 images", text)
+    assert "client 0 (children's <hospital>, ward 7)" in text  # of the map's colours
+
+
+@needs_browser
 def test_a_coordinators_page_shows_the_health_that_its_sites_sent(
     unlabelled: Run, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,11 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
+def short(name: str, most: int = 15) -> str:
+    """A name that leaves room for what it is the name of."""
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
 def colour(index: int, of: int = _COLOURS) -> str:
     """Attributes that set an element's colour: the palette's, or evenly spaced hues past ten."""
     if of <= _COLOURS:
@@ -147,8 +152,7 @@ def matrix(
     body = []
     for i, row in enumerate(values):
         if len(rows) <= 24:
-            name = rows[i] if len(rows[i]) <= 15 else rows[i][:14] + "…"
-            body.append(_text(left - 6, top + (i + 0.5) * height + 3.5, name, "end"))
+            body.append(_text(left - 6, top + (i + 0.5) * height + 3.5, short(rows[i]), "end"))
         for j, value in enumerate(row):
             shade = f"{math.sqrt(value / most):.2f}" if value else "0"
             body.append(

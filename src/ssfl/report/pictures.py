@@ -40,7 +40,8 @@ def features(bench: Bench) -> str:
     if found is None:
         words = "<p>Training has diverged: features are not finite, and nothing can be drawn.</p>"
         return parts.section("features", "What the encoder sees", words)
-    who = "the shared encoder" if found.whose == GLOBAL else f"client {found.whose}'s encoder"
+    owner = "" if found.whose == GLOBAL else bench.data.title(found.whose)
+    who = f"client {owner}'s encoder" if owner else "the shared encoder"
     figures = []
     if found.labels is not None:
         classes = bench.data.dataset.classes or [str(c) for c in range(max(found.labels) + 1)]
@@ -49,7 +50,7 @@ def features(bench: Bench) -> str:
             parts.figure("tsne_label", "Coloured by class", drawing, legend=_legend(classes))
         )
     place = {client: place for place, client in enumerate(bench.data.clients())}
-    clients = [f"client {client}" for client in place]
+    clients = [f"client {bench.data.title(client)}" for client in place]
     drawing = scatter(
         found.place, [place[client] for client in found.clients], clients, "Features by client"
     )
@@ -83,7 +84,7 @@ def _neighbours(found: Samples, bench: Bench) -> str:
         images = [parts.thumbnail(found.queries[i], about, mark="query")]
         for row in nearest:
             label = found.labels[row] if found.labels is not None else None
-            about = f"held by client {found.clients[row]}"
+            about = f"held by client {bench.data.title(found.clients[row])}"
             if label is not None:
                 about = f"{named(label)}, {about}"
             other = own is not None and label != own

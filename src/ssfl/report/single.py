@@ -18,6 +18,7 @@ from ssfl.report.charts import (
     line_chart,
     percent,
     plain,
+    short,
 )
 from ssfl.report.record import Record
 from ssfl.report.words import summary
@@ -251,7 +252,8 @@ def _health_table(record: Record) -> str:
 
 def _clients(record: Record, bench: Bench | None) -> str:
     figures = []
-    sizes = {k: bench.data.size(k) for k in bench.data.clients()} if bench else {}
+    data = bench.data if bench else None
+    known = {k: (data.title(k), data.size(k)) for k in data.clients()} if data else {}
     for name, title in (
         ("personal_linear", "Linear accuracy on the client's own test images"),
         ("personal_linear_global", "The same classifier on everybody's test images"),
@@ -259,11 +261,11 @@ def _clients(record: Record, bench: Bench | None) -> str:
     ):
         score = next((s for s in record.scores if s.name == name and s.clients), None)
         if score is not None:
-            figures.append(_client_figure(name, title, score.clients, sizes, share=True))
+            figures.append(_client_figure(name, title, score.clients, known, share=True))
     ranks = record.per_client("effective_rank")
     if ranks:
         title = "Effective rank of the encoder on the client's images"
-        figures.append(_client_figure("client_rank", title, ranks, sizes, share=False))
+        figures.append(_client_figure("client_rank", title, ranks, known, share=False))
     return parts.section(
         "clients",
         "Client by client",
@@ -274,8 +276,14 @@ def _clients(record: Record, bench: Bench | None) -> str:
 
 
 def _client_figure(
-    name: str, title: str, values: dict[int, float], sizes: dict[int, int], *, share: bool
+    name: str,
+    title: str,
+    values: dict[int, float],
+    known: dict[int, tuple[str, int]],
+    *,
+    share: bool,
 ) -> str:
+    """A bar for each client, with what is known of it: what it is called, and its images."""
     number = percent if share else plain
     mean = sum(values.values()) / len(values)
     note = f"Mean {number(mean)}"
@@ -288,8 +296,8 @@ def _client_figure(
     else:
         rows = [
             (
-                f"{client}",
-                f"{sizes[client]:,} images" if client in sizes else "",
+                short(known[client][0], 20) if client in known else str(client),
+                f"{known[client][1]:,} images" if client in known else "",
                 value,
                 number(value),
             )
