@@ -273,7 +273,9 @@ def test_a_sites_page_shows_its_own_clients_images(ward):
     assert "It ran for 1 of 2 rounds of one local epoch, on a small network" in page
     ssfl_command("evaluate", run.path)
     ssfl_command("report", run.path)
-    assert 'data-figure="client_rank"' in (run.path / "report.html").read_text()
+    page = (run.path / "report.html").read_text()
+    assert 'data-figure="client_rank"' in page
+    assert "<td>Effective rank: dimensions in use</td>" in page
 
 
 def coordinated_with(federation, folder, *settings):
@@ -324,7 +326,8 @@ def test_a_coordinators_page_shows_what_its_sites_sent(federation):
     assert "3 clients trained a shared encoder and one of their own each" in page
     assert "images of 16 × 16 pixels, up to 38 in a round, without using any label. It" in page
     figures = {*re.findall('data-figure="(.*?)"', page)}
-    assert {"loss", "movement", "effective_rank", "client_rank", "timing"} <= figures
+    assert {"loss", "movement", "client_rank", "timing"} <= figures
+    assert "<td>Effective rank: dimensions in use</td>" in page
     assert not {"sizes", "tsne_client"} & figures
 
 

@@ -109,6 +109,31 @@ def test_clients_that_have_names_are_called_by_them(wards: Run, browser: Browser
     assert "client 0 (children's <hospital>, ward 7)" in text  # of the map's colours
 
 
+def test_health_that_was_measured_once_is_a_number_and_not_a_curve(
+    wards: Run, shared: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sum(row["kind"] == "evaluation" for row in wards.metrics) == 1
+    rank = '<tr><td>Effective rank: dimensions in use</td><td class="n strong">{}</td></tr>'
+    text = write_report(wards).read_text()
+    assert 'data-figure="loss"' in text
+    assert 'data-figure="effective_rank"' not in text
+    assert rank.format(plain(wards.final["effective_rank"])) in text
+
+    rows = [r for r in shared.metrics if r["kind"] != "evaluation" or r["round"] == 3]
+    monkeypatch.setattr(Run, "metrics", property(lambda run: rows))
+    text = write_report(shared).read_text()
+    assert 'data-figure="effective_rank"' not in text
+    assert rank.format(plain(shared.final["effective_rank"])) in text
+
+
+def test_a_single_point_is_in_the_middle_of_its_chart() -> None:
+    drawing = line_chart([Series("it", [(7, 0.3)], 0)], "it")
+    x, y = re.search(r'cx="([\d.]+)" cy="([\d.]+)"', drawing).groups()
+    frame = re.search(r'class="grid" d="M([\d.]+) [\d.]+H([\d.]+)"', drawing).groups()
+    assert float(x) == sum(map(float, frame)) / 2
+    assert 80 < float(y) < 120
+
+
 @needs_browser
 def test_a_coordinators_page_shows_the_health_that_its_sites_sent(
     unlabelled: Run, browser: Browser, monkeypatch: pytest.MonkeyPatch
@@ -370,6 +395,7 @@ def test_one_run_is_not_compared(shared: Run, tmp_path: Path) -> None:
         (0, "0"),
         (-0.18816, "−0.188"),
         (0.00234, "0.00234"),
+        (0.0000476, "4.76e−5"),
         (47.248, "47.2"),
         (5.0, "5"),
         (12345.6, "12,346"),

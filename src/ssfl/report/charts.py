@@ -37,7 +37,7 @@ def plain(value: float) -> str:
     text = f"{value:.3g}" if abs(value) < 1 else f"{value:.{2 if abs(value) < 10 else 1}f}"
     if "." in text and "e" not in text:
         text = text.rstrip("0").rstrip(".")
-    return text.replace("-", "−")
+    return text.replace("e-0", "e-").replace("-", "−")
 
 
 def percent(value: float) -> str:
@@ -68,10 +68,10 @@ def line_chart(series: Sequence[Series], label: str, *, number: Number = plain) 
     first, last = min(xs), max(xs)
 
     def x(value: float) -> float:
-        return _LEFT + (value - first) / ((last - first) or 1) * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + _along(value, first, last) * (WIDTH - _LEFT - _RIGHT)
 
     def y(value: float) -> float:
-        return HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1) * (HEIGHT - _TOP - _BOTTOM)
+        return HEIGHT - _BOTTOM - _along(value, low, high) * (HEIGHT - _TOP - _BOTTOM)
 
     names = _tick_names(y_ticks, number)
     body = [_level(y(tick), name) for tick, name in zip(y_ticks, names, strict=True)]
@@ -88,6 +88,11 @@ def line_chart(series: Sequence[Series], label: str, *, number: Number = plain) 
     for one in lines:
         body.append(_line(one, x, y, number))
     return _svg(body, WIDTH, HEIGHT, label)
+
+
+def _along(value: float, low: float, high: float) -> float:
+    """How far a value is on the way from the lowest to the highest; what is alone is midway."""
+    return (value - low) / (high - low) if high > low else 0.5
 
 
 def _line(

@@ -116,7 +116,7 @@ def _curves(record: Record) -> str:
     )
     for name, title, note in health:
         points = record.health_curve(name)
-        if points:
+        if len(points) > 1:  # else it is a number, among the results
             drawing = line_chart([Series(title, points, 2)], title)
             mean = " Mean over clients." if record.health_of_clients else ""
             figures.append(parts.figure(name, title, drawing, note=note + mean))
@@ -182,8 +182,16 @@ def _accuracy(record: Record) -> str:
 
 def _results(record: Record) -> str:
     scores, paper = record.scores, record.paper.figures()
+    health = _health_table(record)
     if not scores:
-        return _health_table(record)
+        whose = " Figures are means over clients." if record.health_of_clients else ""
+        return parts.section(
+            "results",
+            "Results",
+            health,
+            intro="There are no labels to measure accuracy with. Of two healthy runs, the one with "
+            "the higher effective rank is usually the better one." + whose,
+        )
     tables = []
     for over, heading in GROUPS.items():
         group = [score for score in scores if score.over == over]
@@ -193,6 +201,9 @@ def _results(record: Record) -> str:
         if rows:
             heads = [*heads, "paper"] if beside else heads
             tables.append(f"<h3>{heading}</h3>" + parts.table(heads, rows, strong=1))
+    if health and len(record.evaluations) < 2:  # of which no curve could be drawn
+        mean = ", mean over clients" if record.health_of_clients else ""
+        tables.append(f"<h3>Health, without labels{mean}</h3>" + health)
     note = (
         "Means over clients are plain, as in the paper; “weighted” counts clients by their test "
         "images; “std” is over clients, in points. Figures are of the last round, never the best."
@@ -225,6 +236,7 @@ def _result(score: Score, paper: dict[str, float], beside: bool) -> list[str]:
 
 
 def _health_table(record: Record) -> str:
+    """At the first evaluation and at the last, where these are two."""
     names = {
         "effective_rank": "Effective rank: dimensions in use",
         "std_ratio": "Feature spread: 1 is even, 0 is collapse",
@@ -232,7 +244,8 @@ def _health_table(record: Record) -> str:
         "alignment": "Alignment: how far an image's two views are apart",
         "epsilon_share": "Lost to ε: what the worst batch norm fails to normalise, 0 to 1",
     }
-    first, last = (record.evaluations[0] if record.evaluations else {}), record.last
+    last = record.last
+    first = record.evaluations[0] if record.evaluations else last
     rows = []
     for name, title in names.items():
         then, now = record.health(first, name), record.health(last, name)
@@ -240,14 +253,9 @@ def _health_table(record: Record) -> str:
             rows.append([title, plain(then), plain(now)])
     if not rows:
         return ""
-    whose = " Figures are means over clients." if record.health_of_clients else ""
-    return parts.section(
-        "results",
-        "Results",
-        parts.table(["", "first", "last"], rows, strong=2),
-        intro="There are no labels to measure accuracy with. Of two healthy runs, the one with the "
-        "higher effective rank is usually the better one." + whose,
-    )
+    if len(record.evaluations) < 2:
+        return parts.table(["", "this run"], [[title, now] for title, _, now in rows], strong=1)
+    return parts.table(["", "first", "last"], rows, strong=2)
 
 
 def _clients(record: Record, bench: Bench | None) -> str:
