@@ -134,6 +134,14 @@ def test_a_single_point_is_in_the_middle_of_its_chart() -> None:
     assert 80 < float(y) < 120
 
 
+def test_where_there_are_no_labels_the_page_speaks_of_no_accuracies(wards: Run) -> None:
+    text = write_report(wards).read_text()
+    assert "2 clients trained one shared encoder" in text
+    assert "on 80 images of 16 × 16 pixels (scans), without using any label" in text
+    assert "The encoder each client is judged by.</p>" in text
+    assert "80 images; 40 per client." in text
+
+
 @needs_browser
 def test_a_coordinators_page_shows_the_health_that_its_sites_sent(
     unlabelled: Run, browser: Browser, monkeypatch: pytest.MonkeyPatch
@@ -277,6 +285,9 @@ def test_the_page_says_what_was_run_and_what_came_of_it(shared: Run) -> None:
     assert "Each round the server asks 4 of 4 clients" in text
     assert "<dd>12</dd><dt>replies asked for</dt></div><div><dd>12</dd><dt>counted</dt>" in text
     assert "alpha = 0.5" in text
+    assert "so their accuracies are coarse" in text
+    sizes = bench.Bench(shared).data.sizes()
+    assert f"{sizes.sum()} images; from {sizes.min()} to {sizes.max()} per client." in text
 
 
 def test_failures_are_counted_by_reason(shared: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,14 @@ def partition(bench: Bench) -> str:
     data = bench.data
     names = [str(client) for client in data.clients()]
     sizes = data.sizes().tolist()
+    low, high = min(sizes), max(sizes)
+    span = f"{low:,}" if low == high else f"from {low:,} to {high:,}"
     figures = [
         parts.figure(
             "sizes",
             "Training images per client",
             columns_chart(sizes, names, "Training images per client"),
-            note=f"{sum(sizes):,} images; from {min(sizes):,} to {max(sizes):,} per client.",
+            note=f"{sum(sizes):,} images; {span} per client.",
         )
     ]
     counts = data.class_counts()

@@ -270,6 +270,9 @@ def _clients(record: Record, bench: Bench | None) -> str:
         score = next((s for s in record.scores if s.name == name and s.clients), None)
         if score is not None:
             figures.append(_client_figure(name, title, score.clients, known, share=True))
+    intro = "The encoder each client is judged by."
+    if figures:
+        intro += " Small clients have few test images, so their accuracies are coarse."
     ranks = record.per_client("effective_rank")
     if ranks:
         title = "Effective rank of the encoder on the client's images"
@@ -278,8 +281,7 @@ def _clients(record: Record, bench: Bench | None) -> str:
         "clients",
         "Client by client",
         parts.grid(*figures, wide=True),
-        intro="The encoder each client is judged by. Small clients have few test images, so their "
-        "accuracies are coarse; the effective rank needs no label.",
+        intro=intro,
     )
 
 
