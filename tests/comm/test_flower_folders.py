@@ -254,6 +254,19 @@ def test_a_site_can_use_the_encoders_that_its_own_clients_were_judged_by(ward, t
         load_encoder(run, 0)
 
 
+def test_a_site_is_told_of_images_that_could_not_be_read(federation, tmp_path, caplog):
+    home, _ = federation
+    scans = shutil.copytree(home / "ward", tmp_path / "ward")
+    (scans / "mri" / "0.png").write_bytes(b"no image")
+    _, config = load_site(home / "second", scans)
+    (host,) = build_hosts(config)
+    assert [host.data.size(client) for client in host.clients()] == [12, 16]
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage() for record in told] == [
+        f"1 of 29 images in {scans} could not be read: mri/0.png"
+    ]
+
+
 def test_a_site_can_judge_its_own_encoders_again(ward):
     run, _ = ward
     ssfl_command("evaluate", run.path)
