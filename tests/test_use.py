@@ -291,7 +291,10 @@ def test_images_that_cannot_be_read_are_left_out_on_request(
     command = ("embed", run.path, folder, "-o", tmp_path / "features.npy")
     refused = CliRunner().invoke(app, [str(part) for part in command])
     assert isinstance(refused.exception, DataError)
-    assert "(--skip-broken); the first is" in str(refused.exception)
+    assert str(refused.exception) == (
+        "some images cannot be read: leave them out (--skip-broken); the first is "
+        f"{folder / '003.png'} (not a readable image)"
+    )
     said = call(*command, "--skip-broken")
     assert f"left out, cannot be read: {folder / '003.png'}" in said
     assert "99 images" in said
