@@ -126,6 +126,17 @@ def test_health_that_was_measured_once_is_a_number_and_not_a_curve(
     assert rank.format(plain(shared.final["effective_rank"])) in text
 
 
+def test_runs_that_were_judged_once_are_compared_by_numbers_alone(
+    wards: Run, shared: Run, tmp_path: Path
+) -> None:
+    twin = Run(shutil.copytree(wards.path, tmp_path / "twin"))
+    page, *_ = write_comparison([wards, twin], tmp_path / "both")
+    assert re.findall('data-figure="(.*?)"', page.read_text()) == ["loss"]
+    assert f">{plain(wards.final['effective_rank'])}</td>" in page.read_text()
+    page, *_ = write_comparison([wards, shared], tmp_path / "mixed")
+    assert 'data-figure="effective_rank"' in page.read_text()
+
+
 def test_a_single_point_is_in_the_middle_of_its_chart() -> None:
     drawing = line_chart([Series("it", [(7, 0.3)], 0)], "it")
     x, y = re.search(r'cx="([\d.]+)" cy="([\d.]+)"', drawing).groups()
