@@ -288,6 +288,22 @@ def test_where_a_row_of_tiles_is_not_full_there_is_paper_and_no_block(
     assert len(set(colours)) == 1
 
 
+@needs_browser
+def test_on_paper_figures_are_two_abreast_and_bars_keep_their_colour(
+    personal: Run, browser: Browser
+) -> None:
+    browser.open(write_report(personal), width=718, printed=True)  # A4 within its margins
+    tops = browser.evaluate("""[...document.querySelectorAll("#partition figure")].map(
+        figure => figure.getBoundingClientRect().top)""")
+    assert len(tops) == 2
+    assert tops[0] == tops[1]
+    kept = browser.evaluate("""[...document.querySelectorAll(".track i, .shares i, .legend i")].map(
+        part => getComputedStyle(part).printColorAdjust)""")  # else browsers leave backgrounds out
+    assert set(kept) == {"exact"}
+    assert not browser.evaluate("document.querySelector('nav').offsetHeight")  # links go nowhere
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 718
+
+
 def test_the_page_says_what_was_run_and_what_came_of_it(shared: Run) -> None:
     text = write_report(shared).read_text()
     assert "4 clients trained one shared encoder with Global-SSFL and SimSiam" in text
