@@ -137,6 +137,17 @@ def test_runs_that_were_judged_once_are_compared_by_numbers_alone(
     assert 'data-figure="effective_rank"' in page.read_text()
 
 
+def test_raw_pixels_and_the_untrained_encoder_are_told_apart_without_colours(shared: Run) -> None:
+    text = write_report(shared).read_text()
+    figure = text.split('data-figure="knn"')[1].split("</figure>")[0]
+    dashes = re.findall(r'stroke-dasharray="(.*?)"[^>]*><title>(\w+)', figure)
+    assert dashes == [("2 4", "untrained"), ("8 4", "raw")]
+    assert re.findall(r'<li class="(\w+)"><i[^>]*></i>(\w+)', figure) == [
+        ("dotted", "untrained"),
+        ("dashed", "raw"),
+    ]
+
+
 def test_a_single_point_is_in_the_middle_of_its_chart() -> None:
     drawing = line_chart([Series("it", [(7, 0.3)], 0)], "it")
     x, y = re.search(r'cx="([\d.]+)" cy="([\d.]+)"', drawing).groups()

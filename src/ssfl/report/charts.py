@@ -5,6 +5,7 @@ several side by side where there is room. What carries data has the class `mark`
 what it is.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ def colour(index: int, of: int = _COLOURS) -> str:
 
 
 def line_chart(series: Sequence[Series], label: str, *, number: Number = plain) -> str:
-    """Lines against the round; references are dashed across the whole width."""
+    """Lines against the round; references are broken lines across the whole width, dotted and
+    dashed by turns, for greys are hard to tell apart."""
     lines = [s for s in series if s.points and not s.reference]
     levels = [s for s in series if s.points and s.reference]
     xs = [x for s in lines for x, _ in s.points]
@@ -77,12 +79,12 @@ def line_chart(series: Sequence[Series], label: str, *, number: Number = plain) 
     body = [_level(y(tick), name) for tick, name in zip(y_ticks, names, strict=True)]
     body += [_text(x(tick), HEIGHT - 8, f"{tick:g}", "middle") for tick in x_ticks]
     body.append(_text(_LEFT - 14, HEIGHT - 8, "round", "end"))
-    for one in levels:
+    for one, dashes in zip(levels, itertools.cycle(("2 4", "8 4")), strict=False):
         height = y(one.points[0][1])
         body.append(
             f"<g {colour(one.colour)}>"
             f'<path class="mark" d="M{_LEFT} {height:.1f}H{WIDTH - _RIGHT}" fill="none" '
-            f'stroke="currentColor" stroke-width="1.5" stroke-dasharray="2 4">'
+            f'stroke="currentColor" stroke-width="1.5" stroke-dasharray="{dashes}">'
             f"{_hover(f'{one.name}: {number(one.points[0][1])}')}</path></g>"
         )
     for one in lines:

@@ -175,8 +175,8 @@ def _accuracy(record: Record) -> str:
         "kNN accuracy",
         drawing,
         legend=[(s.name, s.colour) for s in series if not s.reference],
-        dashed=[(s.name, s.colour) for s in series if s.reference],
-        note=f"Test images whose {k} nearest training images vote for their class.",
+        levels=[(s.name, s.colour) for s in series if s.reference],
+        note=f"Test images whose nearest training images, up to {k}, vote for their class.",
     )
 
 
