@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import matplotlib.figure
 import numpy as np
 import pytest
 import typer
@@ -26,6 +27,7 @@ from ssfl.reproduce.alike import differences
 from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_duration
 from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.pages import collect, readme, write_pages
+from ssfl.reproduce.pictures import below
 from ssfl.reproduce.results import Figure, Partition, Result, Unfinished, load_result
 from ssfl.reproduce.study import protocols
 from ssfl.reproduce.synthetic import make_gld23k
@@ -188,6 +190,24 @@ def test_there_are_tables_and_pictures(whole: Whole) -> None:
     lines = (whole.folder / "results.csv").read_text().splitlines()
     assert lines[0].startswith("study,arm,label")
     assert sum(",global_federated_linear," in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("label", "columns"),
+    [("rate 0.2", 4), ("rate 0.2, weight decay 1e-3, momentum kept", 2), ("long " * 40, 1)],
+)
+def test_a_legend_below_has_as_many_columns_as_there_is_room_for(label: str, columns: int) -> None:
+    figure = matplotlib.figure.Figure(figsize=(11.5, 4.4), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    lines = [axes.plot([0, 1], [0, place])[0] for place in range(11)]
+    below(figure, lines, [f"{place}: {label}" for place in range(11)])
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    boxes = [text.get_window_extent() for text in legend.get_texts()]
+    assert len({round(box.x0) for box in boxes}) == columns
+    if columns > 1:
+        assert all(box.x0 > 0 and box.x1 < figure.bbox.width for box in boxes)
+    assert axes.bbox.height > 300  # the legend's room is not the lines'
 
 
 def test_the_estimate_is_of_the_right_size(whole: Whole) -> None:

@@ -291,7 +291,10 @@ def test_images_that_cannot_be_read_are_left_out_on_request(
     command = ("embed", run.path, folder, "-o", tmp_path / "features.npy")
     refused = CliRunner().invoke(app, [str(part) for part in command])
     assert isinstance(refused.exception, DataError)
-    assert "(--skip-broken); the first is" in str(refused.exception)
+    assert str(refused.exception) == (
+        "some images cannot be read: leave them out (--skip-broken); the first is "
+        f"{folder / '003.png'} (not a readable image)"
+    )
     said = call(*command, "--skip-broken")
     assert f"left out, cannot be read: {folder / '003.png'}" in said
     assert "99 images" in said
@@ -304,6 +307,17 @@ def test_images_that_cannot_be_read_are_left_out_on_request(
     assert "fitted to 59 labels" in said
     with pytest.raises(DataError, match="none of the 1 images could be read"):
         embed(load_encoder(run), [folder / "003.png"], broken=[])
+
+
+def test_an_image_that_is_labelled_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "few.csv"
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).touch()
+    path.write_text(f"a.png,cat\nb.png,dog\n{tmp_path / 'a.png'},cat\n")
+    assert read_labels(path) == ([tmp_path / "a.png", tmp_path / "b.png"], ["cat", "dog"])
+    path.write_text("a.png,cat\nb.png,dog\na.png,dog\n")
+    with pytest.raises(DataError, match=r"line 3: a\.png is dog here and cat before: keep one"):
+        read_labels(path)
 
 
 def test_the_classifier_is_scikit_learns_on_centred_features_of_unit_scale() -> None:

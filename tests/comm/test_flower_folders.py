@@ -254,6 +254,19 @@ def test_a_site_can_use_the_encoders_that_its_own_clients_were_judged_by(ward, t
         load_encoder(run, 0)
 
 
+def test_a_site_is_told_of_images_that_could_not_be_read(federation, tmp_path, caplog):
+    home, _ = federation
+    scans = shutil.copytree(home / "ward", tmp_path / "ward")
+    (scans / "mri" / "0.png").write_bytes(b"no image")
+    _, config = load_site(home / "second", scans)
+    (host,) = build_hosts(config)
+    assert [host.data.size(client) for client in host.clients()] == [12, 16]
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage() for record in told] == [
+        f"1 of 29 images in {scans} could not be read: mri/0.png"
+    ]
+
+
 def test_a_site_can_judge_its_own_encoders_again(ward):
     run, _ = ward
     ssfl_command("evaluate", run.path)
@@ -273,7 +286,9 @@ def test_a_sites_page_shows_its_own_clients_images(ward):
     assert "It ran for 1 of 2 rounds of one local epoch, on a small network" in page
     ssfl_command("evaluate", run.path)
     ssfl_command("report", run.path)
-    assert 'data-figure="client_rank"' in (run.path / "report.html").read_text()
+    page = (run.path / "report.html").read_text()
+    assert 'data-figure="client_rank"' in page
+    assert "<td>Effective rank: dimensions in use</td>" in page
 
 
 def coordinated_with(federation, folder, *settings):
@@ -324,7 +339,8 @@ def test_a_coordinators_page_shows_what_its_sites_sent(federation):
     assert "3 clients trained a shared encoder and one of their own each" in page
     assert "images of 16 × 16 pixels, up to 38 in a round, without using any label. It" in page
     figures = {*re.findall('data-figure="(.*?)"', page)}
-    assert {"loss", "movement", "effective_rank", "client_rank", "timing"} <= figures
+    assert {"loss", "movement", "client_rank", "timing"} <= figures
+    assert "<td>Effective rank: dimensions in use</td>" in page
     assert not {"sizes", "tsne_client"} & figures
 
 

@@ -150,8 +150,11 @@ def test_impossible_sizes_are_refused_in_one_sentence_before_any_draw():
     with pytest.raises(DataError) as caught:
         split(labels, kind="dirichlet", clients=40, min_size=200)
     assert str(caught.value) == (
-        "partition: 40 clients asked for at least 200 images each, but there are only 5,000 images"
+        "partition: 40 clients asked for at least 200 images each, but there are only 5,000 "
+        "images: lower clients or min_size"
     )
+    with pytest.raises(DataError, match=r"lower clients or min_size; kind = 'natural' makes each"):
+        split(None, owners=labels, kind="iid", clients=40, min_size=200)
 
 
 def test_sizes_that_no_draw_meets_are_refused_with_advice():

@@ -374,15 +374,16 @@ def test_adapted_encoders_are_judged_each_by_itself(tmp_path: Path) -> None:
     assert len(set(figures.values())) > 1
 
 
-def test_without_labels_health_is_measured_and_nothing_else(
-    shared: Run, data: FederatedData
+@pytest.mark.parametrize("asked", [None, ["knn"], ["linear", "semi-finetune"]])
+def test_without_labels_health_is_measured_whatever_was_asked_for(
+    shared: Run, data: FederatedData, asked: list[str] | None
 ) -> None:
     bare = replace(
         data.dataset,
         train=replace(data.dataset.train, labels=None),
         test=replace(data.dataset.test, labels=None),
     )
-    found = evaluate(shared, options=QUICK, data=replace(data, dataset=bare))
+    found = evaluate(shared, asked, options=QUICK, data=replace(data, dataset=bare))
     assert found.scores == []
     assert found.health["global"]["effective_rank"] > 1
     assert set(found.health) == {"global", "0", "1", "2", "3"}

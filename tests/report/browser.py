@@ -66,10 +66,13 @@ class Browser:
         line, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(line)
 
-    def open(self, path: Path, *, width: int = 1280, dark: bool = False) -> None:
+    def open(
+        self, path: Path, *, width: int = 1280, dark: bool = False, printed: bool = False
+    ) -> None:
         """Load a page from disk and wait until it is there."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.call("Emulation.setEmulatedMedia", features=scheme)
+        media = "print" if printed else ""
+        self.call("Emulation.setEmulatedMedia", media=media, features=scheme)
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,

@@ -50,14 +50,18 @@ def personal(folder: Path) -> Run:
     return run
 
 
+def put_digits(folder: Path, first: int, count: int) -> None:
+    folder.mkdir(parents=True)
+    for i, image in enumerate(load_digits().images[first : first + count]):
+        grey = np.rint(image * 255 / 16).astype(np.uint8)
+        Image.fromarray(grey).resize((16, 16)).save(folder / f"{i:03d}.png")
+
+
 @pytest.fixture(scope="session")
 def unlabelled(folder: Path) -> Run:
     """A run on a flat folder of images."""
     photos = folder / "photos"
-    photos.mkdir()
-    for i, image in enumerate(load_digits().images[:120]):
-        grey = np.rint(image * 255 / 16).astype(np.uint8)
-        Image.fromarray(grey).resize((16, 16)).save(photos / f"{i:03d}.png")
+    put_digits(photos, 0, 120)
     data = {"source": "folder", "path": str(photos), "image_size": 16, "layout": "flat"}
     config = tiny(
         data={**data, "test_fraction": 0.0},
@@ -65,3 +69,14 @@ def unlabelled(folder: Path) -> Run:
         evaluation={"every": 1, "clients": 3},
     )
     return train(config, out=folder / "unlabelled")
+
+
+@pytest.fixture(scope="session")
+def wards(folder: Path) -> Run:
+    """A run on a folder for each of two wards, one of a long name, judged only once."""
+    scans = folder / "scans"
+    for place, ward in enumerate(("north", "children's <hospital>, ward 7")):
+        put_digits(scans / ward, 40 * place, 40)
+    data = {"source": "folder", "path": str(scans), "image_size": 16, "layout": "clients"}
+    config = tiny(data=data, partition={"kind": "natural"}, evaluation={"every": 0, "clients": 2})
+    return train(config, out=folder / "wards")

@@ -101,6 +101,70 @@ def test_a_run_without_labels_shows_health_in_place_of_accuracy(
 
 
 @needs_browser
+def test_clients_that_have_names_are_called_by_them(wards: Run, browser: Browser) -> None:
+    drawn(browser, write_report(wards), width=400)
+    text = browser.evaluate("document.body.innerText")
+    assert re.search(r"0 \(children's <hosp…\s*40 images", text)
+    assert re.search(r"1 \(north\)\s*40 images", text)
+    assert "client 0 (children's <hospital>, ward 7)" in text  # of the map's colours
+
+
+def test_health_that_was_measured_once_is_a_number_and_not_a_curve(
+    wards: Run, shared: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sum(row["kind"] == "evaluation" for row in wards.metrics) == 1
+    rank = '<tr><td>Effective rank: dimensions in use</td><td class="n strong">{}</td></tr>'
+    text = write_report(wards).read_text()
+    assert 'data-figure="loss"' in text
+    assert 'data-figure="effective_rank"' not in text
+    assert rank.format(plain(wards.final["effective_rank"])) in text
+
+    rows = [r for r in shared.metrics if r["kind"] != "evaluation" or r["round"] == 3]
+    monkeypatch.setattr(Run, "metrics", property(lambda run: rows))
+    text = write_report(shared).read_text()
+    assert 'data-figure="effective_rank"' not in text
+    assert rank.format(plain(shared.final["effective_rank"])) in text
+
+
+def test_runs_that_were_judged_once_are_compared_by_numbers_alone(
+    wards: Run, shared: Run, tmp_path: Path
+) -> None:
+    twin = Run(shutil.copytree(wards.path, tmp_path / "twin"))
+    page, *_ = write_comparison([wards, twin], tmp_path / "both")
+    assert re.findall('data-figure="(.*?)"', page.read_text()) == ["loss"]
+    assert f">{plain(wards.final['effective_rank'])}</td>" in page.read_text()
+    page, *_ = write_comparison([wards, shared], tmp_path / "mixed")
+    assert 'data-figure="effective_rank"' in page.read_text()
+
+
+def test_raw_pixels_and_the_untrained_encoder_are_told_apart_without_colours(shared: Run) -> None:
+    text = write_report(shared).read_text()
+    figure = text.split('data-figure="knn"')[1].split("</figure>")[0]
+    dashes = re.findall(r'stroke-dasharray="(.*?)"[^>]*><title>(\w+)', figure)
+    assert dashes == [("2 4", "untrained"), ("8 4", "raw")]
+    assert re.findall(r'<li class="(\w+)"><i[^>]*></i>(\w+)', figure) == [
+        ("dotted", "untrained"),
+        ("dashed", "raw"),
+    ]
+
+
+def test_a_single_point_is_in_the_middle_of_its_chart() -> None:
+    drawing = line_chart([Series("it", [(7, 0.3)], 0)], "it")
+    x, y = re.search(r'cx="([\d.]+)" cy="([\d.]+)"', drawing).groups()
+    frame = re.search(r'class="grid" d="M([\d.]+) [\d.]+H([\d.]+)"', drawing).groups()
+    assert float(x) == sum(map(float, frame)) / 2
+    assert 80 < float(y) < 120
+
+
+def test_where_there_are_no_labels_the_page_speaks_of_no_accuracies(wards: Run) -> None:
+    text = write_report(wards).read_text()
+    assert "2 clients trained one shared encoder" in text
+    assert "on 80 images of 16 × 16 pixels (scans), without using any label" in text
+    assert "The encoder each client is judged by.</p>" in text
+    assert "80 images; 40 per client." in text
+
+
+@needs_browser
 def test_a_coordinators_page_shows_the_health_that_its_sites_sent(
     unlabelled: Run, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +299,22 @@ def test_where_a_row_of_tiles_is_not_full_there_is_paper_and_no_block(
     assert len(set(colours)) == 1
 
 
+@needs_browser
+def test_on_paper_figures_are_two_abreast_and_bars_keep_their_colour(
+    personal: Run, browser: Browser
+) -> None:
+    browser.open(write_report(personal), width=718, printed=True)  # A4 within its margins
+    tops = browser.evaluate("""[...document.querySelectorAll("#partition figure")].map(
+        figure => figure.getBoundingClientRect().top)""")
+    assert len(tops) == 2
+    assert tops[0] == tops[1]
+    kept = browser.evaluate("""[...document.querySelectorAll(".track i, .shares i, .legend i")].map(
+        part => getComputedStyle(part).printColorAdjust)""")  # else browsers leave backgrounds out
+    assert set(kept) == {"exact"}
+    assert not browser.evaluate("document.querySelector('nav').offsetHeight")  # links go nowhere
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 718
+
+
 def test_the_page_says_what_was_run_and_what_came_of_it(shared: Run) -> None:
     text = write_report(shared).read_text()
     assert "4 clients trained one shared encoder with Global-SSFL and SimSiam" in text
@@ -243,6 +323,9 @@ def test_the_page_says_what_was_run_and_what_came_of_it(shared: Run) -> None:
     assert "Each round the server asks 4 of 4 clients" in text
     assert "<dd>12</dd><dt>replies asked for</dt></div><div><dd>12</dd><dt>counted</dt>" in text
     assert "alpha = 0.5" in text
+    assert "so their accuracies are coarse" in text
+    sizes = bench.Bench(shared).data.sizes()
+    assert f"{sizes.sum()} images; from {sizes.min()} to {sizes.max()} per client." in text
 
 
 def test_failures_are_counted_by_reason(shared: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,6 +444,7 @@ def test_one_run_is_not_compared(shared: Run, tmp_path: Path) -> None:
         (0, "0"),
         (-0.18816, "−0.188"),
         (0.00234, "0.00234"),
+        (0.0000476, "4.76e−5"),
         (47.248, "47.2"),
         (5.0, "5"),
         (12345.6, "12,346"),

@@ -84,11 +84,11 @@ def partition(
             row.append(" ".join(f"{n:>{d}}" for n, d in zip(counts[place], digits, strict=True)))
         table.add_row(*row)
     console.print(table)
+    if len(shown) < len(data.clients()):
+        console.print(f"... and {len(data.clients()) - len(shown):,} more clients")
     classes = data.dataset.classes
     if counts is not None and classes is not None and len(classes) <= 20:
         console.print(f"classes: {escape(', '.join(classes))}", highlight=False)
-    if len(shown) < len(data.clients()):
-        console.print(f"... and {len(data.clients()) - len(shown):,} more clients")
     for text in data.dataset.notes:
         note(text)
     for path in save_partition_pictures(data, out):

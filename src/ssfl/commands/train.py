@@ -90,7 +90,7 @@ def train(
 
 FIGURES = {
     "knn_mean": ("kNN, mean over clients", "pixels_knn_mean", "untrained_knn_mean"),
-    "knn_weighted": ("kNN, by test images", "pixels_knn_weighted", "untrained_knn_weighted"),
+    "knn_weighted": ("kNN, weighted by images", "pixels_knn_weighted", "untrained_knn_weighted"),
     "knn_global": ("kNN of Θ, all images", "pixels_knn_global", "untrained_knn_global"),
 }
 

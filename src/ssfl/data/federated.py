@@ -45,6 +45,10 @@ class FederatedData:
         """The clients' ids, in the order of the parts."""
         return range(len(self.train_parts)) if self.ids is None else self.ids
 
+    def title(self, k: int) -> str:
+        """What client k is called: its id and, where it has one, its own name."""
+        return str(k) if self.names is None else f"{k} ({self.names[self._place(k)]})"
+
     def size(self, k: int) -> int:
         """|D_k|: how many training images client k holds."""
         return len(self.train_parts[self._place(k)])

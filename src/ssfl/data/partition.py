@@ -62,9 +62,10 @@ def partition(
     if options.kind == "natural":
         return _natural(owners, n, options)
     if options.clients * options.min_size > n:
+        own = "" if owners is None else "; kind = 'natural' makes each owner of images a client"
         raise DataError(
             f"partition: {options.clients:,} clients asked for at least {options.min_size:,} "
-            f"images each, but there are only {n:,} images"
+            f"images each, but there are only {n:,} images: lower clients or min_size{own}"
         )
     if options.kind == "iid":
         sizes = _even(n, options.clients)

@@ -146,7 +146,7 @@ class _Judge:
         everyone = bench.data.clients()
         self.clients = [everyone[i] for i in spread(len(everyone), options.clients).tolist()]
         if not bench.labelled:
-            self.asked &= {"health"}
+            self.asked = frozenset({"health"})
             what = "the images have no labels" if bench.test else "there are no test images"
             self.notes.append(f"{what}: health in place of accuracy")
         self._wellbeing = Wellbeing(bench, features_known=not self.asked <= {"health"})

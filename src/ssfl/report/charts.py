@@ -5,6 +5,7 @@ several side by side where there is room. What carries data has the class `mark`
 what it is.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,12 +38,17 @@ def plain(value: float) -> str:
     text = f"{value:.3g}" if abs(value) < 1 else f"{value:.{2 if abs(value) < 10 else 1}f}"
     if "." in text and "e" not in text:
         text = text.rstrip("0").rstrip(".")
-    return text.replace("-", "−")
+    return text.replace("e-0", "e-").replace("-", "−")
 
 
 def percent(value: float) -> str:
     """A share as per cent."""
     return f"{100 * value:.1f} %"
+
+
+def short(name: str, most: int = 15) -> str:
+    """A name that leaves room for what it is the name of."""
+    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def colour(index: int, of: int = _COLOURS) -> str:
@@ -53,7 +59,8 @@ def colour(index: int, of: int = _COLOURS) -> str:
 
 
 def line_chart(series: Sequence[Series], label: str, *, number: Number = plain) -> str:
-    """Lines against the round; references are dashed across the whole width."""
+    """Lines against the round; references are broken lines across the whole width, dotted and
+    dashed by turns, for greys are hard to tell apart."""
     lines = [s for s in series if s.points and not s.reference]
     levels = [s for s in series if s.points and s.reference]
     xs = [x for s in lines for x, _ in s.points]
@@ -63,26 +70,31 @@ def line_chart(series: Sequence[Series], label: str, *, number: Number = plain) 
     first, last = min(xs), max(xs)
 
     def x(value: float) -> float:
-        return _LEFT + (value - first) / ((last - first) or 1) * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + _along(value, first, last) * (WIDTH - _LEFT - _RIGHT)
 
     def y(value: float) -> float:
-        return HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1) * (HEIGHT - _TOP - _BOTTOM)
+        return HEIGHT - _BOTTOM - _along(value, low, high) * (HEIGHT - _TOP - _BOTTOM)
 
     names = _tick_names(y_ticks, number)
     body = [_level(y(tick), name) for tick, name in zip(y_ticks, names, strict=True)]
     body += [_text(x(tick), HEIGHT - 8, f"{tick:g}", "middle") for tick in x_ticks]
     body.append(_text(_LEFT - 14, HEIGHT - 8, "round", "end"))
-    for one in levels:
+    for one, dashes in zip(levels, itertools.cycle(("2 4", "8 4")), strict=False):
         height = y(one.points[0][1])
         body.append(
             f"<g {colour(one.colour)}>"
             f'<path class="mark" d="M{_LEFT} {height:.1f}H{WIDTH - _RIGHT}" fill="none" '
-            f'stroke="currentColor" stroke-width="1.5" stroke-dasharray="2 4">'
+            f'stroke="currentColor" stroke-width="1.5" stroke-dasharray="{dashes}">'
             f"{_hover(f'{one.name}: {number(one.points[0][1])}')}</path></g>"
         )
     for one in lines:
         body.append(_line(one, x, y, number))
     return _svg(body, WIDTH, HEIGHT, label)
+
+
+def _along(value: float, low: float, high: float) -> float:
+    """How far a value is on the way from the lowest to the highest; what is alone is midway."""
+    return (value - low) / (high - low) if high > low else 0.5
 
 
 def _line(
@@ -147,8 +159,7 @@ def matrix(
     body = []
     for i, row in enumerate(values):
         if len(rows) <= 24:
-            name = rows[i] if len(rows[i]) <= 15 else rows[i][:14] + "…"
-            body.append(_text(left - 6, top + (i + 0.5) * height + 3.5, name, "end"))
+            body.append(_text(left - 6, top + (i + 0.5) * height + 3.5, short(rows[i]), "end"))
         for j, value in enumerate(row):
             shade = f"{math.sqrt(value / most):.2f}" if value else "0"
             body.append(

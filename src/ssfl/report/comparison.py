@@ -129,7 +129,7 @@ def _curves(records: Sequence[Record], names: Sequence[str]) -> str:
             for i, (record, name) in enumerate(zip(records, names, strict=True))
         ]
         series = [one for one in series if one.points]
-        if series:
+        if any(len(one.points) > 1 for one in series):  # else there are only the results
             legend = [(one.name, one.colour) for one in series]
             drawing = line_chart(series, text, number=number)
             figures.append(parts.figure(key, text, drawing, legend=legend, of=len(records)))

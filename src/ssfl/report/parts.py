@@ -3,6 +3,7 @@ out; all text from outside is escaped here."""
 
 import base64
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from html import escape
@@ -43,17 +44,17 @@ def figure(
     drawing: str,
     *,
     legend: Sequence[tuple[str, int]] = (),
-    dashed: Sequence[tuple[str, int]] = (),
+    levels: Sequence[tuple[str, int]] = (),
     note: str = "",
     of: int | None = None,
 ) -> str:
-    """A drawing with its title above and its legend (of dots, and of dashed lines) and note
+    """A drawing with its title above and its legend (of dots, and of broken lines) and note
     below. The legend's colours are of a palette of so many; of its own length, if not said."""
     of = len(legend) if of is None else of
     keys = "".join(f"<li><i {colour(index, of)}></i>{escape(text)}</li>" for text, index in legend)
     keys += "".join(
-        f'<li class="dashed"><i class="c{index % 10}"></i>{escape(text)}</li>'
-        for text, index in dashed
+        f'<li class="{line}"><i class="c{index % 10}"></i>{escape(text)}</li>'
+        for (text, index), line in zip(levels, itertools.cycle(("dotted", "dashed")), strict=False)
     )
     below = (f'<ul class="legend">{keys}</ul>' if keys else "") + (
         f"<p>{escape(note)}</p>" if note else ""

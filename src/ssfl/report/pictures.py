@@ -11,12 +11,14 @@ def partition(bench: Bench) -> str:
     data = bench.data
     names = [str(client) for client in data.clients()]
     sizes = data.sizes().tolist()
+    low, high = min(sizes), max(sizes)
+    span = f"{low:,}" if low == high else f"from {low:,} to {high:,}"
     figures = [
         parts.figure(
             "sizes",
             "Training images per client",
             columns_chart(sizes, names, "Training images per client"),
-            note=f"{sum(sizes):,} images; from {min(sizes):,} to {max(sizes):,} per client.",
+            note=f"{sum(sizes):,} images; {span} per client.",
         )
     ]
     counts = data.class_counts()
@@ -40,7 +42,8 @@ def features(bench: Bench) -> str:
     if found is None:
         words = "<p>Training has diverged: features are not finite, and nothing can be drawn.</p>"
         return parts.section("features", "What the encoder sees", words)
-    who = "the shared encoder" if found.whose == GLOBAL else f"client {found.whose}'s encoder"
+    owner = "" if found.whose == GLOBAL else bench.data.title(found.whose)
+    who = f"client {owner}'s encoder" if owner else "the shared encoder"
     figures = []
     if found.labels is not None:
         classes = bench.data.dataset.classes or [str(c) for c in range(max(found.labels) + 1)]
@@ -49,7 +52,7 @@ def features(bench: Bench) -> str:
             parts.figure("tsne_label", "Coloured by class", drawing, legend=_legend(classes))
         )
     place = {client: place for place, client in enumerate(bench.data.clients())}
-    clients = [f"client {client}" for client in place]
+    clients = [f"client {bench.data.title(client)}" for client in place]
     drawing = scatter(
         found.place, [place[client] for client in found.clients], clients, "Features by client"
     )
@@ -83,7 +86,7 @@ def _neighbours(found: Samples, bench: Bench) -> str:
         images = [parts.thumbnail(found.queries[i], about, mark="query")]
         for row in nearest:
             label = found.labels[row] if found.labels is not None else None
-            about = f"held by client {found.clients[row]}"
+            about = f"held by client {bench.data.title(found.clients[row])}"
             if label is not None:
                 about = f"{named(label)}, {about}"
             other = own is not None and label != own

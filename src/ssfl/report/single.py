@@ -18,6 +18,7 @@ from ssfl.report.charts import (
     line_chart,
     percent,
     plain,
+    short,
 )
 from ssfl.report.record import Record
 from ssfl.report.words import summary
@@ -115,7 +116,7 @@ def _curves(record: Record) -> str:
     )
     for name, title, note in health:
         points = record.health_curve(name)
-        if points:
+        if len(points) > 1:  # else it is a number, among the results
             drawing = line_chart([Series(title, points, 2)], title)
             mean = " Mean over clients." if record.health_of_clients else ""
             figures.append(parts.figure(name, title, drawing, note=note + mean))
@@ -174,15 +175,23 @@ def _accuracy(record: Record) -> str:
         "kNN accuracy",
         drawing,
         legend=[(s.name, s.colour) for s in series if not s.reference],
-        dashed=[(s.name, s.colour) for s in series if s.reference],
-        note=f"Test images whose {k} nearest training images vote for their class.",
+        levels=[(s.name, s.colour) for s in series if s.reference],
+        note=f"Test images whose nearest training images, up to {k}, vote for their class.",
     )
 
 
 def _results(record: Record) -> str:
     scores, paper = record.scores, record.paper.figures()
+    health = _health_table(record)
     if not scores:
-        return _health_table(record)
+        whose = " Figures are means over clients." if record.health_of_clients else ""
+        return parts.section(
+            "results",
+            "Results",
+            health,
+            intro="There are no labels to measure accuracy with. Of two healthy runs, the one with "
+            "the higher effective rank is usually the better one." + whose,
+        )
     tables = []
     for over, heading in GROUPS.items():
         group = [score for score in scores if score.over == over]
@@ -192,6 +201,9 @@ def _results(record: Record) -> str:
         if rows:
             heads = [*heads, "paper"] if beside else heads
             tables.append(f"<h3>{heading}</h3>" + parts.table(heads, rows, strong=1))
+    if health and len(record.evaluations) < 2:  # of which no curve could be drawn
+        mean = ", mean over clients" if record.health_of_clients else ""
+        tables.append(f"<h3>Health, without labels{mean}</h3>" + health)
     note = (
         "Means over clients are plain, as in the paper; “weighted” counts clients by their test "
         "images; “std” is over clients, in points. Figures are of the last round, never the best."
@@ -224,6 +236,7 @@ def _result(score: Score, paper: dict[str, float], beside: bool) -> list[str]:
 
 
 def _health_table(record: Record) -> str:
+    """At the first evaluation and at the last, where these are two."""
     names = {
         "effective_rank": "Effective rank: dimensions in use",
         "std_ratio": "Feature spread: 1 is even, 0 is collapse",
@@ -231,7 +244,8 @@ def _health_table(record: Record) -> str:
         "alignment": "Alignment: how far an image's two views are apart",
         "epsilon_share": "Lost to ε: what the worst batch norm fails to normalise, 0 to 1",
     }
-    first, last = (record.evaluations[0] if record.evaluations else {}), record.last
+    last = record.last
+    first = record.evaluations[0] if record.evaluations else last
     rows = []
     for name, title in names.items():
         then, now = record.health(first, name), record.health(last, name)
@@ -239,19 +253,15 @@ def _health_table(record: Record) -> str:
             rows.append([title, plain(then), plain(now)])
     if not rows:
         return ""
-    whose = " Figures are means over clients." if record.health_of_clients else ""
-    return parts.section(
-        "results",
-        "Results",
-        parts.table(["", "first", "last"], rows, strong=2),
-        intro="There are no labels to measure accuracy with. Of two healthy runs, the one with the "
-        "higher effective rank is usually the better one." + whose,
-    )
+    if len(record.evaluations) < 2:
+        return parts.table(["", "this run"], [[title, now] for title, _, now in rows], strong=1)
+    return parts.table(["", "first", "last"], rows, strong=2)
 
 
 def _clients(record: Record, bench: Bench | None) -> str:
     figures = []
-    sizes = {k: bench.data.size(k) for k in bench.data.clients()} if bench else {}
+    data = bench.data if bench else None
+    known = {k: (data.title(k), data.size(k)) for k in data.clients()} if data else {}
     for name, title in (
         ("personal_linear", "Linear accuracy on the client's own test images"),
         ("personal_linear_global", "The same classifier on everybody's test images"),
@@ -259,23 +269,31 @@ def _clients(record: Record, bench: Bench | None) -> str:
     ):
         score = next((s for s in record.scores if s.name == name and s.clients), None)
         if score is not None:
-            figures.append(_client_figure(name, title, score.clients, sizes, share=True))
+            figures.append(_client_figure(name, title, score.clients, known, share=True))
+    intro = "The encoder each client is judged by."
+    if figures:
+        intro += " Small clients have few test images, so their accuracies are coarse."
     ranks = record.per_client("effective_rank")
     if ranks:
         title = "Effective rank of the encoder on the client's images"
-        figures.append(_client_figure("client_rank", title, ranks, sizes, share=False))
+        figures.append(_client_figure("client_rank", title, ranks, known, share=False))
     return parts.section(
         "clients",
         "Client by client",
         parts.grid(*figures, wide=True),
-        intro="The encoder each client is judged by. Small clients have few test images, so their "
-        "accuracies are coarse; the effective rank needs no label.",
+        intro=intro,
     )
 
 
 def _client_figure(
-    name: str, title: str, values: dict[int, float], sizes: dict[int, int], *, share: bool
+    name: str,
+    title: str,
+    values: dict[int, float],
+    known: dict[int, tuple[str, int]],
+    *,
+    share: bool,
 ) -> str:
+    """A bar for each client, with what is known of it: what it is called, and its images."""
     number = percent if share else plain
     mean = sum(values.values()) / len(values)
     note = f"Mean {number(mean)}"
@@ -288,8 +306,8 @@ def _client_figure(
     else:
         rows = [
             (
-                f"{client}",
-                f"{sizes[client]:,} images" if client in sizes else "",
+                short(known[client][0], 20) if client in known else str(client),
+                f"{known[client][1]:,} images" if client in known else "",
                 value,
                 number(value),
             )

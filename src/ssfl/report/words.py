@@ -87,7 +87,8 @@ def _images(record: Record) -> str:
     if record.at_sites:
         most = max((row["images"] for row in record.rounds), default=0)
         return f"their sites' own images of {size} × {size} pixels, up to {most:,} in a round"
-    return f"{facts['train_images']:,} {named(facts['data'])} images of {size} × {size} pixels"
+    count, data = f"{facts['train_images']:,}", named(facts["data"])
+    return f"{count} images of {size} × {size} pixels ({data})"
 
 
 def _split(record: Record) -> str:

@@ -62,8 +62,7 @@ def _axes(path: Path, width: float, height: float, columns: int = 1) -> Iterator
 def _curves(found: StudyResult, common: Sequence[str], path: Path) -> None:
     """The indicator and the loss against rounds, a line per arm, a band over seeds."""
     groups = _groups(found, common)
-    many = len(groups) > 6
-    with _axes(path, 11.5, 4.6 + 0.22 * (len(groups) // 3 if many else 0), 2) as (left, right):
+    with _axes(path, 11.5, 4.4, 2) as (left, right):
         for index, (label, group) in enumerate(groups.items()):
             look = _look(index)
             _band(left, group, _indicator(found, group[0]), label, look)
@@ -76,11 +75,20 @@ def _curves(found: StudyResult, common: Sequence[str], path: Path) -> None:
             axes.set_xlabel("round")
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.grid(visible=True)
-        handles, labels = left.get_legend_handles_labels()
-        columns = min(4, len(labels))
-        left.figure.legend(
+        below(left.figure, *left.get_legend_handles_labels())
+
+
+def below(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """A legend under a picture, which grows by it: in four columns, or in as many as its labels
+    leave room for."""
+    for columns in range(min(4, len(labels)), 0, -1):
+        legend = figure.legend(
             handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10
         )
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            figure.set_figheight(figure.get_figheight() + 0.24 * -(-len(labels) // columns))
+            return
+        legend.remove()
 
 
 def _groups(found: StudyResult, common: Sequence[str]) -> dict[str, list[Result]]:

@@ -67,6 +67,7 @@ def read_labels(path: Path, folders: Sequence[Path] = ()) -> tuple[list[Path], l
     """Image files and their labels from a CSV of `file,label` (a header line is optional).
 
     Files are looked for beside the CSV first, then from the working directory, then in `folders`.
+    One that is named twice counts once: in both halves of a cross-validation it would flatter.
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}")
@@ -75,7 +76,7 @@ def read_labels(path: Path, folders: Sequence[Path] = ()) -> tuple[list[Path], l
             rows = list(csv.reader(lines))
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not a CSV file in UTF-8: {error}") from error
-    files, labels = [], []
+    labelled: dict[Path, tuple[Path, str]] = {}  # by where it is, however it was named
     for number, row in enumerate(rows, 1):
         if not row or not any(cell.strip() for cell in row):
             continue
@@ -91,8 +92,11 @@ def read_labels(path: Path, folders: Sequence[Path] = ()) -> tuple[list[Path], l
         if found is None:
             among = ", ".join(["beside it", "here", *map(str, folders)])
             raise DataError(f"{path}, line {number}: there is no image {name} (looked {among})")
-        files.append(found)
-        labels.append(label)
-    if not files:
+        _, before = labelled.setdefault(found.resolve(), (found, label))
+        if before != label:
+            raise DataError(
+                f"{path}, line {number}: {name} is {label} here and {before} before: keep one"
+            )
+    if not labelled:
         raise DataError(f"{path} has no labels: write lines of file,label")
-    return files, labels
+    return [file for file, _ in labelled.values()], [label for _, label in labelled.values()]

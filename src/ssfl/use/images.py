@@ -40,9 +40,10 @@ def read_images(
     there."""
     read = decode(paths, encoder.image_size, encoder.fit)
     if read.broken and broken is None:
+        # How many there are is not known: a folder is read part by part, and this is one.
         raise DataError(
-            f"{len(read.broken):,} of {len(paths):,} images could not be read: leave them out "
-            f"(--skip-broken); {first_broken(read.broken)}"
+            "some images cannot be read: leave them out (--skip-broken); "
+            f"{first_broken(read.broken)}"
         )
     if broken is not None:
         broken += [path for path, _ in read.broken]

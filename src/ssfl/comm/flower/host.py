@@ -113,6 +113,8 @@ def load_site(folder: Path, data: Path | None = None) -> tuple[SiteOptions, Conf
 def build_hosts(config: Config, workers: int = 1) -> list[Host]:
     """This site's clients, on its own images, ready to work (their stores come with the run)."""
     data = load_federated(config, progress=True)
+    for note in data.dataset.notes:
+        log.warning("%s", note)
     engine, nowhere = Engine(config.device), StateStore(Path("nowhere"), 0)
     return [build_host(config, data, nowhere, engine) for _ in range(workers)]
 

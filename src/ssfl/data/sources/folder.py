@@ -79,7 +79,7 @@ class Folder:
             len(paths),
             options.max_broken,
             what=f"images in {folder}",
-            option="max_broken",
+            option="data.max_broken",
             folder=folder,
         )
         if len(found.readable) == 0:

@@ -66,7 +66,7 @@ class Gld23k:
             len(paths),
             options.max_missing,
             what="listed images",
-            option="max_missing",
+            option="data.max_missing",
             folder=folder,
         )
         rows = [rows[index] for index in found.readable]
