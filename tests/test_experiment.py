@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import ssfl.assemble
 import ssfl.experiment
+import ssfl.run
 from ssfl.algorithms.global_ssfl import GlobalSSFL
 from ssfl.comm import COMMUNICATORS
 from ssfl.comm.local import LocalCommunicator
@@ -292,6 +293,25 @@ def test_ctrl_c_while_the_last_round_is_saved_does_not_lose_it(
     assert Run(folder).checkpoint().rounds == config.server.rounds
 
 
+def test_ctrl_c_pressed_again_while_a_run_is_saved_does_not_lose_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, config = tmp_path / "run", tiny(run={"checkpoint_every": 100})
+    where, name = ssfl.experiment, "save_checkpoint"
+    stopped = lambda: train(config, out=folder, display=Stopping(True))  # noqa: E731
+    interrupted(stopped, monkeypatch, where, name, call=1)
+    assert Run(folder).checkpoint().rounds == 2
+
+
+def test_ctrl_c_pressed_again_while_a_run_is_taken_back_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    stopped = lambda: train(tiny(), out=folder, display=Stopping(True, before=0))  # noqa: E731
+    interrupted(stopped, monkeypatch, ssfl.run, "latest_checkpoint", call=1)
+    assert not folder.exists()
+
+
 def test_a_transport_that_cannot_even_be_closed_does_not_cost_what_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,13 +366,13 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path) -> None:
 
 
 class Stopping(Quiet):
-    """Takes its time over a round, and ends the first session before the third."""
+    """Takes its time over a round, and ends the first session before the third (or another)."""
 
-    def __init__(self, stops: bool) -> None:
-        self.stops = stops
+    def __init__(self, stops: bool, before: int = 2) -> None:
+        self.stops, self.before = stops, before
 
     def begin_round(self, round_: int, clients: int) -> None:
-        if self.stops and round_ == 2:
+        if self.stops and round_ == self.before:
             raise KeyboardInterrupt
         time.sleep(0.3)
 

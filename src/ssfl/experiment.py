@@ -94,7 +94,8 @@ def train(
         raise  # clients that failed may do better when it is gone on with
     except BaseException:  # also a plug-in's own
         if run is not None:
-            run.withdraw()  # unless something was done already
+            with uninterrupted():
+                run.withdraw()  # unless something was done already
         raise
     return run
 
@@ -215,8 +216,9 @@ class Experiment:
         except (KeyboardInterrupt, FederationError):
             try:
                 communicator.close()
-            finally:  # a transport that is broken itself may not cost what was done
-                self._save(server, hosts)
+            finally:  # neither a broken transport nor another Ctrl-C may cost what was done
+                with uninterrupted():
+                    self._save(server, hosts)
             raise
         if server.rounds_done > begun_at or not self.run.final:
             self._conclude(time.perf_counter() - started)
