@@ -22,7 +22,8 @@ from six_clients import (
 )
 
 from ssfl.assemble import load_federated
-from ssfl.comm.mpi import connect
+from ssfl.comm import mpi as transport
+from ssfl.comm.mpi import STOP, Ranks, connect
 from ssfl.errors import ConfigError
 from ssfl.experiment import train
 from ssfl.federation.client import Client
@@ -167,3 +168,27 @@ def test_without_mpiexec_it_is_said_how_to_start(
     monkeypatch.setattr("ssfl.comm.mpi._world", lambda: SimpleNamespace(rank=0, size=1))
     with pytest.raises(ConfigError, match="start it by `mpiexec -n N ssfl train"):
         connect(recipe(), tmp_path, [])
+
+
+def test_ctrl_c_while_ranks_open_sends_them_home_and_is_nobodys_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sent: list[tuple[str, int]] = []
+    leaving = iter((2, 1))
+
+    def interrupted(source: int, tag: int) -> None:
+        raise KeyboardInterrupt
+
+    for name, stand_in in {
+        "_world": lambda: SimpleNamespace(rank=0, size=3),
+        "_local_rank": lambda: 0,
+        "_send": lambda fields, to, tag: sent.append((fields["do"], to)),
+        "_receive": interrupted,
+        "_probe": lambda *_: SimpleNamespace(source=next(leaving), tag=STOP),
+        "_receive_bytes": lambda found: b"",
+    }.items():
+        monkeypatch.setattr(transport, name, stand_in)
+    with pytest.raises(KeyboardInterrupt):
+        Ranks(tmp_path)
+    assert sent == [("open", 1), ("open", 2), ("stop", 1), ("stop", 2)]
+    assert DIED not in capfd.readouterr().err

@@ -29,7 +29,7 @@ from ssfl.config import Config
 from ssfl.errors import ConfigError, FederationError, SSFLError
 from ssfl.federation.client import Host
 from ssfl.federation.messages import Reply, Task
-from ssfl.interrupts import handled
+from ssfl.interrupts import handled, uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -102,13 +102,21 @@ class Ranks:
         self._testament: subprocess.Popen[bytes] | None = _testament(folder)
         self._message: wire.Message = (b"", [])
         self._knows: set[int] = set()
-        for to in self.numbers:
-            _send({"do": "open", "run": str(folder)}, to, ORDER)
-        _local_rank()
+        try:
+            self._open(folder)
+        except BaseException:  # Ctrl-C too: no rank has died
+            self.close()
+            raise
+
+    def _open(self, folder: Path) -> None:
+        """Have every rank assemble its host."""
+        with uninterrupted():  # one that is told to open waits until all, we too, count ranks
+            for to in self.numbers:
+                _send({"do": "open", "run": str(folder)}, to, ORDER)
+            _local_rank()
         answers = {at: _receive(at, ANSWER) for at in self.numbers}
         for at, answer in answers.items():
             if "error" in answer:
-                self.close()
                 raise FederationError(f"rank {at} on {answer['machine']}: {answer['error']}")
 
     def announce(self, task: Task, free: Sequence[int]) -> None:
