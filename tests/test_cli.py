@@ -31,7 +31,7 @@ from ssfl.federation.messages import Reply
 from ssfl.models.backbones import BACKBONES
 from ssfl.protocols.scores import Evaluation
 from ssfl.run import Run
-from ssfl.tracking import JsonLines
+from ssfl.tracking import JsonLines, Row
 from tiny import tiny
 
 Call = Callable[..., tuple[int, str, str]]
@@ -397,6 +397,32 @@ def test_ctrl_c_before_the_first_round_leaves_nothing_behind(tmp_path: Path) -> 
         assert not folder.exists()
 
 
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_the_report_is_drawn_says_how_to_have_it_drawn(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("ssfl.report.single.write_report", interrupted)
+        code, _, err = ssfl("train", recipe, "--out", "run")
+    assert code == 130
+    assert err == "stopped; what was done is saved: go on with `ssfl train --resume run`\n"
+    assert ssfl("train", "--resume", "run")[0] == 0
+    assert Path("run/report.html").is_file()
+
+
+def test_ctrl_c_before_a_resumed_run_has_begun_does_not_call_it_gone(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
+    monkeypatch.setattr(experiment, "load_federated", interrupted)
+    code, _, err = ssfl("train", "--resume", "run")
+    assert code == 130
+    assert err == "stopped; what was done is saved: go on with `ssfl train --resume run`\n"
+
+
 # Mistakes
 
 
@@ -598,18 +624,26 @@ def test_a_full_disk_is_one_sentence(
 ) -> None:
     fill_the_disk_for("checkpoints", monkeypatch)
     answer = ssfl("train", recipe, "--out", "run")
-    assert_one_sentence(answer, "No space left on device", "run/checkpoints")
+    assert_one_sentence(answer, "No space left on device", "run/checkpoints", "--resume run`")
 
 
+@pytest.mark.parametrize("at", ["round", "evaluation"])
 def test_a_disk_that_fills_between_checkpoints_is_one_sentence(
-    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+    at: str, ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Path("/dev/full").open("a") as full:  # every write to it finds no room
-        monkeypatch.setattr(
-            JsonLines, "__init__", lambda log, path: vars(log).update(_path=path, _file=full)
-        )
-        answer = ssfl("train", recipe, "--out", "run")
-    assert_one_sentence(answer, "No space left on device", "run/metrics.jsonl", "--resume run")
+    log = JsonLines.log
+
+    def filling(record: JsonLines, row: Row) -> None:  # every write finds no room
+        if row["kind"] == at:
+            record._file = Path("/dev/full").open("a")  # noqa: SIM115
+        log(record, row)
+
+    monkeypatch.setattr(JsonLines, "log", filling)
+    answer = ssfl("train", recipe, "--out", "run")
+    assert_one_sentence(answer, "No space left on device", "run/metrics.jsonl")
+    there = Path("run").exists()
+    assert there == (at == "evaluation")  # else nothing was done, and nothing is left behind
+    assert ("go on with `ssfl train --resume run`" in answer[2]) == there
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(ssfl: Call, recipe: Path) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from shlex import quote
 from typing import Any, Protocol
 
 from ssfl.errors import CheckpointError, ConfigError
@@ -51,8 +50,7 @@ class JsonLines:
             self._file.flush()
         except OSError as error:
             raise CheckpointError(
-                f"could not write {self._path}: {error.strerror or error}; `ssfl train --resume "
-                f"{quote(str(self._path.parent))}` goes on from the last checkpoint"
+                f"could not write {self._path}: {error.strerror or error}; checkpoints are intact"
             ) from error
 
     def close(self) -> None:

@@ -16,13 +16,12 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from shlex import quote
 from threading import Event
 from typing import Any
 
 import numpy as np
 
-from ssfl.comm import wire
+from ssfl.comm import way_on, wire
 from ssfl.comm.pull import PullCommunicator
 from ssfl.comm.worker import open_host, work
 from ssfl.config import Config
@@ -57,6 +56,12 @@ def _world() -> Any:
 def rank() -> int:
     """This process's rank: 0 serves, the others work."""
     number: int = _world().rank
+    return number
+
+
+def ranks() -> int:
+    """How many ranks there are, the one that serves included."""
+    number: int = _world().size
     return number
 
 
@@ -297,7 +302,7 @@ def _testament(folder: Path) -> subprocess.Popen[bytes]:
     """
     words = (
         "ssfl: a rank of the MPI job died, and MPI has ended the job with it. The run is safe up "
-        f"to its last checkpoint; go on with: ssfl train --resume {quote(str(folder))} --comm mpi"
+        f"to its last checkpoint; go on with: {way_on(folder, 'mpi')}"
     )
     return subprocess.Popen(
         ["sh", "-c", 'read -r _ || echo "$1" >&2', "ssfl", words],

@@ -73,18 +73,18 @@ def train(
         settings.append(f"device.gpus_per_worker={gpus_per_worker}")
     sigterm_is_ctrl_c()
     display = Bars(console)
-    with stop_gracefully(display):
+    with stop_gracefully(display, comm, resume):
         if resume is not None:
             run = experiment.resume(resume, comm=comm, display=display)
         else:
             assert recipe is not None
             config = load_config(recipe, settings)
             run = experiment.train(config, out=out, comm=comm, display=display)
-    show_final(run.final)
-    if not no_report:
-        with console.status("drawing the report"):
-            page = write_report(run)
-        say(f"to look at: {page}")
+        show_final(run.final)
+        if not no_report:
+            with console.status("drawing the report"):
+                page = write_report(run)
+            say(f"to look at: {page}")
     say(f"all of it: {run.path}")
 
 
