@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -325,6 +326,15 @@ def test_training_starts_from_a_file_or_from_tables(
     source = tomllib.loads(recipe.read_text()) if given is dict else given(recipe)
     run = package.train(source, out=tmp_path / "run")
     assert run.config == load_config(recipe)
+
+
+def test_an_accuracy_is_not_shown_after_an_evaluation_that_found_none() -> None:
+    bars = Bars(Console(file=io.StringIO()))
+    bars.row({"kind": "evaluation", "round": 2, "knn_mean": 0.4, "knn_global": 0.5})
+    bars.row({"kind": "round", "round": 2, "loss": 0.1})
+    assert bars._summary() == "loss 0.100 kNN 0.400"
+    bars.row({"kind": "evaluation", "round": 3, "knn_global": math.nan})  # it has diverged
+    assert bars._summary() == "loss 0.100 kNN nan"
 
 
 def test_brackets_in_names_are_shown_as_they_are(ssfl: Call, recipe: Path) -> None:
