@@ -5,13 +5,11 @@ They prepare Flower's files, start Flower's own programs as children, and leave 
 
 import contextlib
 import logging
-import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -86,6 +84,7 @@ def serve(
     from ssfl.commands.train import show_final
     from ssfl.display import Bars
     from ssfl.experiment import Experiment
+    from ssfl.interrupts import sigterm_is_ctrl_c
 
     options = {
         "keys": keys.resolve() if keys else None,
@@ -105,9 +104,10 @@ def serve(
         tell(f"{run.path} is finished: no site is needed any more.")
         return
     COMMUNICATORS.register("flower", "ssfl.comm.flower.serve:connect")
+    sigterm_is_ctrl_c()
     tell(f"Run directory {run.path}; `{run.way_on}` goes on with it if it is stopped.")
     try:
-        with logging_apart(run.path / "flower" / "serve.log"), ended_by_sigterm():
+        with logging_apart(run.path / "flower" / "serve.log"):
             Experiment(run, "flower", Bars(console)).play()
     except KeyboardInterrupt:
         tell(f"Stopped; what was done is saved: go on with `{run.way_on}`.")
@@ -198,10 +198,12 @@ def site_start(
     """
     need_flower()
     from ssfl.comm.flower.host import load_site, run_site
+    from ssfl.interrupts import sigterm_is_ctrl_c
 
     options, config = load_site(folder, data.resolve() if data else None)
+    sigterm_is_ctrl_c()
     try:
-        with logging_apart(folder / "flower" / "site.log"), ended_by_sigterm():
+        with logging_apart(folder / "flower" / "site.log"):
             run_site(folder.resolve(), options, config)
     except KeyboardInterrupt:
         tell("Left the federation; what was learnt here is in " + str(folder / "runs"))
@@ -242,17 +244,3 @@ def only_to(handler: logging.Handler, logger: logging.Logger) -> Iterator[None]:
         handler.close()
         logger.handlers, level, logger.propagate = before
         logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Treat a polite end (systemd, kill) like Ctrl-C: save, end the children, go."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
