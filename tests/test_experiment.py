@@ -356,6 +356,25 @@ def test_the_record_is_only_appended_to_and_counts_no_round_twice(
     assert sum('"kind": "round"' in line for line in lines) > 5  # all of it is still to be seen
 
 
+def test_what_the_record_says_is_on_disk_before_the_checkpoint_that_it_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, durable = os.fsync, [""]
+
+    def noted(handle: int) -> None:
+        fsync(handle)
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        if path.parent.name == "checkpoints":  # after a power cut, the record may be this and more
+            rounds = int(path.name.split("-")[1].split(".")[0])
+            assert durable[-1].count('"kind": "round"') == rounds
+        elif path.name == "metrics.jsonl":
+            durable.append(path.read_text())
+
+    monkeypatch.setattr(os, "fsync", noted)
+    train(tiny(server={"rounds": 5}), out=tmp_path / "run")
+    assert len(durable) == 4  # at a checkpoint after 2, 4 and 5 rounds
+
+
 def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path) -> None:
     run = train(tiny(), out=tmp_path / "run")
     before, rows, final = outcome(run), figures(run), run.final

@@ -27,11 +27,11 @@ from ssfl.federation.messages import Reply
 from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import RoundReport, Server
 from ssfl.federation.shared import SharedStore
-from ssfl.files import remove_unfinished, write_text
+from ssfl.files import remove_unfinished, sync, write_text
 from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
 from ssfl.section import flat
-from ssfl.tracking import Row, Tracker, default_trackers, log_all, need_trackers
+from ssfl.tracking import Row, Tracker, default_trackers, log_all, need_trackers, standing
 
 log = logging.getLogger(__name__)
 
@@ -189,20 +189,25 @@ class Experiment:
         if found is not None:
             check_fit(found, trainer.layout.digest, self.run.checkpoints)
             server.load(found.tensors, found.rounds)
-        store.rewind(server.rounds_done)
+        begun_at, so_far = server.rounds_done, self.run.metrics
+        if so_far:
+            log_all(trackers, {"kind": "resume", "round": begun_at})
+            so_far = standing(so_far, begun_at)
+        store.rewind(begun_at)
         remove_unfinished(self.run.path)
-        if self.run.metrics:
-            log_all(trackers, {"kind": "resume", "round": server.rounds_done})
-        begun_at, started = server.rounds_done, time.perf_counter() - self._spent()
+        # The seconds of the sessions before this one, up to the last row that counts.
+        spent = max((row.get("train_seconds", 0.0) for row in so_far), default=0.0)
+        started = time.perf_counter() - spent
+        recorded = {(row["kind"], row["round"]) for row in so_far}
         rounds = config.server.rounds
         display.start(self.run, len(server.clients()), rounds, server.rounds_done)
         for note in data.dataset.notes:
             display.note(note)
-        if config.evaluation.baselines and not self._recorded("baseline", 0):
+        if config.evaluation.baselines and ("baseline", 0) not in recorded:
             record({"kind": "baseline", "round": 0, **_timed(evaluation.baselines)})
         asked = config.server.clients_per_round or len(server.clients())
         try:
-            if server.rounds_done and not self._recorded("evaluation", server.rounds_done):
+            if begun_at and ("evaluation", begun_at) not in recorded:
                 self._judge(server, evaluation, record)  # stopped in the midst of it
             while server.rounds_done < rounds:
                 display.begin_round(server.rounds_done, asked)
@@ -223,13 +228,6 @@ class Experiment:
         if server.rounds_done > begun_at or not self.run.final:
             self._conclude(time.perf_counter() - started)
 
-    def _spent(self) -> float:
-        """Seconds of the sessions before this one, up to the last row that counts."""
-        return max((row.get("train_seconds", 0.0) for row in self.run.metrics), default=0.0)
-
-    def _recorded(self, kind: str, round_: int) -> bool:
-        return any(row["kind"] == kind and row["round"] == round_ for row in self.run.metrics)
-
     def _judge(self, server: Server, evaluation: OnlineEvaluation, record: Any) -> None:
         every, done = self.config.evaluation.every, server.rounds_done
         due = done == self.config.server.rounds or (every and done % every == 0)
@@ -241,11 +239,13 @@ class Experiment:
             self.display.note(f"round {done}: {row['warning']}")
 
     def _save(self, server: Server, hosts: Sequence[Host]) -> None:
-        """States first, then the checkpoint that refers to them, then drop what is outdated."""
+        """States and record first, then the checkpoint that refers to them, then drop what is
+        outdated."""
         if server.rounds_done == server.durable:
             return
         store = hosts[0].store
         store.flush(server.rounds_done)
+        sync(self.run.record)  # or a power cut could take rounds from it that are never played anew
         checkpoint = Checkpoint(server.rounds_done, server.layout.digest, server.state())
         save_checkpoint(self.run.checkpoints, checkpoint)
         server.durable = server.rounds_done

@@ -29,7 +29,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync(path.parent)
     except FileExistsError as error:
         raise CheckpointError(f"could not write {path}: {error.filename} is no folder") from error
     except OSError as error:
@@ -39,6 +39,18 @@ def write_bytes(path: Path, content: bytes) -> None:
     finally:  # Ctrl-C comes here too
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Make durable what is cached of a file; a folder is a file of names, and cached like one."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise CheckpointError(f"could not write {path}: {error.strerror or error}") from error
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -91,12 +103,3 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"could not read {path}: {error}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable (a folder is a file of names, and is cached like one)."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

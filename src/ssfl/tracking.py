@@ -144,15 +144,15 @@ def read_rows(path: Path) -> list[Row]:
         except json.JSONDecodeError:
             continue
         if row["kind"] == "resume":
-            rows = [kept for kept in rows if _stands(kept, row["round"])]
+            rows = standing(rows, row["round"])
         rows.append(row)
     return rows
 
 
-def _stands(row: Row, resumed_at: int) -> bool:
-    """Row of a round that was completed before the checkpoint that a run was resumed from."""
-    last = resumed_at if row["kind"] in ("evaluation", "baseline", "resume") else resumed_at - 1
-    return bool(row["round"] <= last)
+def standing(rows: Iterable[Row], resumed_at: int) -> list[Row]:
+    """Rows of rounds that were completed before the checkpoint that a run was resumed from."""
+    judging = ("evaluation", "baseline", "resume")  # after that many rounds, not in the next
+    return [row for row in rows if row["round"] < resumed_at + (row["kind"] in judging)]
 
 
 def need_trackers(asked: Iterable[str]) -> None:
