@@ -375,6 +375,19 @@ def test_what_the_record_says_is_on_disk_before_the_checkpoint_that_it_belongs_t
     assert len(durable) == 4  # at a checkpoint after 2, 4 and 5 rounds
 
 
+def test_a_run_does_not_go_back_further_than_its_clients_can(tmp_path: Path) -> None:
+    config = tiny(algorithm={"name": "per-ssfl"}, server={"rounds": 4})
+    run = train(config, out=tmp_path / "run")
+    newest = run.checkpoints / "round-000004.safetensors"
+    before, content = outcome(run), newest.read_bytes()
+    newest.unlink()
+    with pytest.raises(CheckpointError, match=r"is of round 2, and client \d .*kept later states"):
+        resume(run.path)
+    newest.write_bytes(content)
+    resume(run.path)
+    assert same_bits(outcome(run), before)
+
+
 def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path) -> None:
     run = train(tiny(), out=tmp_path / "run")
     before, rows, final = outcome(run), figures(run), run.final

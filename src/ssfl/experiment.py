@@ -18,7 +18,7 @@ from ssfl.comm import COMMUNICATORS, join
 from ssfl.config import Config, load_config
 from ssfl.data.federated import FederatedData
 from ssfl.data.sources.sites import SitesOptions
-from ssfl.errors import ConfigError, FederationError
+from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint, save_checkpoint
 from ssfl.federation.client import Host
 from ssfl.federation.communicator import Communicator
@@ -27,6 +27,7 @@ from ssfl.federation.messages import Reply
 from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import RoundReport, Server
 from ssfl.federation.shared import SharedStore
+from ssfl.federation.store import StateStore
 from ssfl.files import remove_unfinished, sync, write_text
 from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
@@ -191,6 +192,7 @@ class Experiment:
             server.load(found.tensors, found.rounds)
         begun_at, so_far = server.rounds_done, self.run.metrics
         if so_far:
+            self._check_states(store, so_far, begun_at)
             log_all(trackers, {"kind": "resume", "round": begun_at})
             so_far = standing(so_far, begun_at)
         store.rewind(begun_at)
@@ -227,6 +229,18 @@ class Experiment:
             raise
         if server.rounds_done > begun_at or not self.run.final:
             self._conclude(time.perf_counter() - started)
+
+    def _check_states(self, store: StateStore, rows: Sequence[Row], rounds: int) -> None:
+        """Refuse to go back further than clients can: they would start anew without a word."""
+        played = (row for row in rows if row["kind"] == "round" and row["round"] < rounds)
+        lost = store.lost({client for row in played for client in row["took_part"]}, rounds)
+        if lost:
+            more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+            raise CheckpointError(
+                f"the last checkpoint in {self.run.checkpoints} is of round {rounds}, and client "
+                f"{lost[0]}{more} has kept later states alone: bring the later checkpoint back, or "
+                "start a new run"
+            )
 
     def _judge(self, server: Server, evaluation: OnlineEvaluation, record: Any) -> None:
         every, done = self.config.evaluation.every, server.rounds_done
