@@ -56,7 +56,8 @@ class RunOptions(Section):
     store_mb: int = Field(4096, ge=0)
     """Memory for clients' states before they spill to disk."""
     trackers: tuple[Literal["mlflow", "wandb"], ...] = ()
-    """Listeners beside metrics.jsonl and TensorBoard: mlflow, wandb."""
+    """Listeners beside metrics.jsonl and TensorBoard: mlflow (where MLFLOW_TRACKING_URI says, else
+    in a file of the working directory), wandb."""
 
 
 class Config(Section):
