@@ -419,6 +419,27 @@ def test_the_seconds_of_a_run_are_those_of_all_its_sessions(tmp_path: Path) -> N
     assert run.final["train_seconds"] >= took[-1] >= 3 * 0.3
 
 
+class Moving(Quiet):
+    """Gives the run directory another name in the midst of the run."""
+
+    def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
+        self.folder = run.path
+
+    def begin_round(self, round_: int, clients: int) -> None:
+        if round_ == 3:
+            self.folder.rename(self.folder.with_name("moved"))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's
+def test_a_run_directory_that_is_moved_away_ends_the_run_and_is_gone_on_with_elsewhere(
+    left_alone: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=r"run/metrics.jsonl: No such file"):
+        train(tiny(**PERSONAL), out=tmp_path / "run", display=Moving())
+    assert not (tmp_path / "run").exists()  # not begun anew, with half of what belongs to it
+    assert_same_end(resume(tmp_path / "moved"), left_alone)
+
+
 # Several processes in one place
 
 

@@ -253,13 +253,13 @@ class Experiment:
             self.display.note(f"round {done}: {row['warning']}")
 
     def _save(self, server: Server, hosts: Sequence[Host]) -> None:
-        """States and record first, then the checkpoint that refers to them, then drop what is
+        """Record and states first, then the checkpoint that refers to them, then drop what is
         outdated."""
         if server.rounds_done == server.durable:
             return
         store = hosts[0].store
-        store.flush(server.rounds_done)
         sync(self.run.record)  # or a power cut could take rounds from it that are never played anew
+        store.flush(server.rounds_done)
         checkpoint = Checkpoint(server.rounds_done, server.layout.digest, server.state())
         save_checkpoint(self.run.checkpoints, checkpoint)
         server.durable = server.rounds_done
