@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from rich.console import Console
 from typer.main import get_command
 
@@ -710,6 +711,21 @@ def test_a_run_whose_clients_all_fail_is_one_sentence_and_can_be_resumed(
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no luck")
+def test_features_that_cannot_be_saved_leave_those_of_before(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
+    Image.new("L", (8, 8)).save("image.png")
+    assert ssfl("embed", "run", "image.png", "-o", "features.npy")[0] == 0
+    before = Path("features.npy").read_bytes()
+    Image.new("L", (8, 8), 99).save("image.png")
+    fill_the_disk_for("features", monkeypatch)
+    answer = ssfl("embed", "run", "image.png", "-o", "features.npy")
+    assert_one_sentence(answer, "could not write features.npy: No space left on device")
+    assert Path("features.npy").read_bytes() == before
+    assert not [*Path().glob(".*.tmp")]
+
+
 
     monkeypatch.setattr(client.log, "exception", lambda *_: None)
     with monkeypatch.context() as patch:

@@ -7,10 +7,10 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -19,13 +19,15 @@ from torch import Tensor
 from ssfl.errors import CheckpointError
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, or leave it untouched and say why."""
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to; at the end it takes the place of `path`, or leaves it untouched and says
+    why."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -39,6 +41,12 @@ def write_bytes(path: Path, content: bytes) -> None:
     finally:  # Ctrl-C comes here too
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, or leave it untouched and say why."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def sync(path: Path) -> None:
