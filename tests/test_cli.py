@@ -24,7 +24,7 @@ import ssfl as package
 from ssfl import __version__, cli, experiment
 from ssfl.commands.evaluate import _show_health
 from ssfl.commands.reproduce import Terminal
-from ssfl.config import load_config, recipes, to_toml
+from ssfl.config import load_config, to_toml
 from ssfl.data import download
 from ssfl.display import Bars
 from ssfl.errors import CheckpointError
@@ -32,6 +32,7 @@ from ssfl.federation import client, online, trainer
 from ssfl.federation.messages import Reply
 from ssfl.models.backbones import BACKBONES
 from ssfl.protocols.scores import Evaluation
+from ssfl.recipes import recipes
 from ssfl.run import Run
 from ssfl.tracking import JsonLines, Row
 from tiny import tiny
@@ -81,8 +82,8 @@ def assert_one_sentence(answer: tuple[int, str, str], *parts: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], [], ["--version"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], [], ["--version"], ["recipes"]])
+def test_help_and_a_list_import_nothing_heavy(arguments: list[str]) -> None:
     script = """if True:
         import sys
         from ssfl.cli import main
@@ -97,7 +98,8 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
     )
     assert "HEAVY []" in done.stdout, done.stdout + done.stderr
-    wanted = __version__ if arguments == ["--version"] else "Train encoders, or go on with a run."
+    usual = "Train encoders, or go on with a run."
+    wanted = {"--version": __version__, "recipes": "per-ssfl"}.get("".join(arguments), usual)
     assert wanted in done.stdout
 
 
