@@ -389,6 +389,26 @@ def test_ctrl_c_while_libraries_are_imported_ends_without_a_word(
 
 
 @pytest.mark.processes
+def test_sigterm_ends_any_command_like_ctrl_c_and_lets_it_tidy_up(tmp_path: Path) -> None:
+    script = f"""
+import signal, sys, tempfile
+from ssfl import cli
+from ssfl.data import download
+
+def put(archive, root, via, progress):
+    with tempfile.TemporaryDirectory(dir=root):
+        signal.raise_signal(signal.SIGTERM)
+
+download._put = put
+sys.argv = ["ssfl", "data", "get", "cifar10", "--root", {str(tmp_path)!r}]
+cli.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.processes
 def test_ctrl_c_ends_the_command_without_a_word_before_it_knows_what_is_asked() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "ssfl", "--help"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -693,6 +713,21 @@ def test_figures_that_cannot_be_saved_are_shown_all_the_same(
     assert re.search(r"kNN\b.* 0\.\d{4} ", answer[1])
 
 
+def test_features_that_cannot_be_saved_leave_those_of_before(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
+    Image.new("L", (8, 8)).save("image.png")
+    assert ssfl("embed", "run", "image.png", "-o", "features.npy")[0] == 0
+    before = Path("features.npy").read_bytes()
+    Image.new("L", (8, 8), 99).save("image.png")
+    fill_the_disk_for("features", monkeypatch)
+    answer = ssfl("embed", "run", "image.png", "-o", "features.npy")
+    assert_one_sentence(answer, "could not write features.npy: No space left on device")
+    assert Path("features.npy").read_bytes() == before
+    assert not [*Path().glob(".*.tmp")]
+
+
 def test_an_evaluation_says_which_figures_it_drops(ssfl: Call, recipe: Path) -> None:
     assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
     assert "dropped" not in ssfl("evaluate", "run", "-p", "linear")[1]
@@ -713,21 +748,6 @@ def test_a_run_whose_clients_all_fail_is_one_sentence_and_can_be_resumed(
 ) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no luck")
-def test_features_that_cannot_be_saved_leave_those_of_before(
-    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
-    Image.new("L", (8, 8)).save("image.png")
-    assert ssfl("embed", "run", "image.png", "-o", "features.npy")[0] == 0
-    before = Path("features.npy").read_bytes()
-    Image.new("L", (8, 8), 99).save("image.png")
-    fill_the_disk_for("features", monkeypatch)
-    answer = ssfl("embed", "run", "image.png", "-o", "features.npy")
-    assert_one_sentence(answer, "could not write features.npy: No space left on device")
-    assert Path("features.npy").read_bytes() == before
-    assert not [*Path().glob(".*.tmp")]
-
-
 
     monkeypatch.setattr(client.log, "exception", lambda *_: None)
     with monkeypatch.context() as patch:

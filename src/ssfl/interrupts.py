@@ -1,5 +1,5 @@
-"""Ctrl-C where it must not strike: while a program starts, and between two changes that belong
-together."""
+"""Ctrl-C and SIGTERM, and where they must not strike: while a program starts, and between two
+changes that belong together."""
 
 import signal
 import threading
@@ -12,16 +12,14 @@ _COMMANDS = str(Path(__file__).parent / "commands")
 
 
 @contextmanager
-def ended_at_once_while_starting() -> Iterator[None]:
-    """A Ctrl-C while a command imports what it needs ends the process at once, without a word.
+def stoppable() -> Iterator[None]:
+    """Ctrl-C and a polite end (SIGTERM: systemd, kill) are KeyboardInterrupts to a command, which
+    saves and tidies up. While it imports what it needs, they end the process at once, without a
+    word.
 
     There is nothing to save yet, and half imported libraries make of a KeyboardInterrupt what they
-    like: a traceback of pages, or nothing at all. Later it is a KeyboardInterrupt as usual.
+    like: a traceback of pages, or nothing at all.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:  # a background job, which Ctrl-C does not mean
-        yield
-        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if _starting(frame):
@@ -29,11 +27,8 @@ def ended_at_once_while_starting() -> Iterator[None]:
             signal.raise_signal(number)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
-    try:
+    with handled(interrupt):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _starting(frame: FrameType | None) -> bool:
@@ -44,18 +39,6 @@ def _starting(frame: FrameType | None) -> bool:
             importer = frame.f_back
         frame = frame.f_back
     return importer is not None and importer.f_code.co_filename.startswith(_COMMANDS)
-
-
-def sigterm_is_ctrl_c() -> None:
-    """From now on a polite end (systemd, kill) is a Ctrl-C; also to a background job of a script,
-    where Ctrl-C itself is ignored."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
-
-    signal.signal(signal.SIGTERM, interrupt)
 
 
 @contextmanager
@@ -75,8 +58,11 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
-    """Let `handler` have Ctrl-C and SIGTERM inside the block."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Let `handler` have Ctrl-C and SIGTERM inside the block; but not what is ignored, as Ctrl-C is
+    by a background job of a script."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    meant = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in meant}
     try:
         yield
     finally:

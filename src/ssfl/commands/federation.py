@@ -84,7 +84,6 @@ def serve(
     from ssfl.commands.train import show_final
     from ssfl.display import Bars
     from ssfl.experiment import Experiment
-    from ssfl.interrupts import sigterm_is_ctrl_c
 
     options = {
         "keys": keys.resolve() if keys else None,
@@ -104,7 +103,6 @@ def serve(
         tell(f"{run.path} is finished: no site is needed any more.")
         return
     COMMUNICATORS.register("flower", "ssfl.comm.flower.serve:connect")
-    sigterm_is_ctrl_c()
     tell(f"Run directory {run.path}; `{run.way_on}` goes on with it if it is stopped.")
     try:
         with logging_apart(run.path / "flower" / "serve.log"):
@@ -198,10 +196,8 @@ def site_start(
     """
     need_flower()
     from ssfl.comm.flower.host import load_site, run_site
-    from ssfl.interrupts import sigterm_is_ctrl_c
 
     options, config = load_site(folder, data.resolve() if data else None)
-    sigterm_is_ctrl_c()
     try:
         with logging_apart(folder / "flower" / "site.log"):
             run_site(folder.resolve(), options, config)

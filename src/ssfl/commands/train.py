@@ -41,7 +41,6 @@ def train(
     from ssfl.config import load_config
     from ssfl.display import Bars
     from ssfl.errors import ConfigError
-    from ssfl.interrupts import sigterm_is_ctrl_c
     from ssfl.report import write_report
 
     if comm == "flower":
@@ -71,7 +70,6 @@ def train(
         if comm != "ray":
             raise ConfigError("--gpus-per-worker is for --comm ray: leave it out")
         settings.append(f"device.gpus_per_worker={gpus_per_worker}")
-    sigterm_is_ctrl_c()
     display = Bars(console)
     with stop_gracefully(display, comm, resume):
         if resume is not None:
