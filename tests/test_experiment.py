@@ -1,12 +1,15 @@
 """A whole run: repeatable, stoppable at any moment, and the same wherever its clients work."""
 
 import errno
+import fcntl
 import json
 import os
+import pty
 import random
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -170,7 +173,10 @@ def test_ctrl_c_saves_and_exits_with_130_and_the_resumed_run_ends_the_same(
 
 
 @pytest.mark.processes
-def test_kill_saves_and_ends_a_background_job_of_a_script_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP])
+def test_kill_saves_and_ends_a_background_job_of_a_script_too(
+    sign: signal.Signals, tmp_path: Path
+) -> None:
     recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(to_toml(tiny(**{**PERSONAL, "server": {"rounds": 10_000}})))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `ssfl ... &`
@@ -179,13 +185,36 @@ def test_kill_saves_and_ends_a_background_job_of_a_script_too(tmp_path: Path) ->
     finally:
         signal.signal(signal.SIGINT, before)
     wait_for_rounds(process, folder, more=2)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(sign)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 130, output
     assert f"ssfl train --resume {folder}" in output
     saved = latest_checkpoint(folder / "checkpoints")
     assert saved is not None
     assert saved.rounds >= 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("onlooker", ["terminal", "pipe"])
+def test_a_run_whose_onlooker_has_gone_is_saved(onlooker: str, tmp_path: Path) -> None:
+    recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(tiny(server={"rounds": 100}, run={"checkpoint_every": 100})))
+    looking, shown = pty.openpty() if onlooker == "terminal" else os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ssfl", "train", str(recipe), "--out", str(folder)],
+        stdout=shown,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        preexec_fn=lambda: onlooker == "terminal" and fcntl.ioctl(1, termios.TIOCSCTTY, 0),
+    )
+    os.close(shown)
+    wait_for_rounds(process, folder, more=2)
+    os.close(looking)
+    process.wait(100)
+    saved = latest_checkpoint(folder / "checkpoints")
+    assert saved is not None
+    assert saved.rounds == rounds_begun(folder) < 100
 
 
 class Killed(BaseException):

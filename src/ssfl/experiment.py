@@ -220,7 +220,7 @@ class Experiment:
                 if server.rounds_done % config.run.checkpoint_every == 0:
                     self._save(server, hosts)
             self._save(server, hosts)
-        except (KeyboardInterrupt, FederationError):
+        except (KeyboardInterrupt, SystemExit, FederationError):  # rich exits on a broken pipe
             try:
                 communicator.close()
             finally:  # neither a broken transport nor another Ctrl-C may cost what was done

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, and where they must not strike: while a program starts, and between two
+"""Ctrl-C and its like, and where they must not strike: while a program starts, and between two
 changes that belong together."""
 
 import signal
@@ -13,9 +13,9 @@ _COMMANDS = str(Path(__file__).parent / "commands")
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Ctrl-C and a polite end (SIGTERM: systemd, kill) are KeyboardInterrupts to a command, which
-    saves and tidies up. While it imports what it needs, they end the process at once, without a
-    word.
+    """Ctrl-C, a polite end (SIGTERM: systemd, kill) and a terminal that is closed (SIGHUP) are
+    KeyboardInterrupts to a command, which saves and tidies up. While it imports what it needs, they
+    end the process at once, without a word.
 
     There is nothing to save yet, and half imported libraries make of a KeyboardInterrupt what they
     like: a traceback of pages, or nothing at all.
@@ -43,7 +43,7 @@ def _starting(frame: FrameType | None) -> bool:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let the block finish whole; a Ctrl-C (or SIGTERM) inside it takes effect at its end."""
+    """Let the block finish whole; a Ctrl-C (or its like) inside it takes effect at its end."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
@@ -58,9 +58,9 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
-    """Let `handler` have Ctrl-C and SIGTERM inside the block; but not what is ignored, as Ctrl-C is
-    by a background job of a script."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    """Let `handler` have Ctrl-C, SIGTERM and SIGHUP inside the block; but not what is ignored, as
+    Ctrl-C is by a background job of a script, and SIGHUP under nohup."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     meant = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in meant}
     try:
