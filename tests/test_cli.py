@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from rich.console import Console
 from typer.main import get_command
 
@@ -22,7 +24,7 @@ import ssfl as package
 from ssfl import __version__, cli, experiment
 from ssfl.commands.evaluate import _show_health
 from ssfl.commands.reproduce import Terminal
-from ssfl.config import load_config, recipes, to_toml
+from ssfl.config import load_config, to_toml
 from ssfl.data import download
 from ssfl.display import Bars
 from ssfl.errors import CheckpointError
@@ -30,8 +32,9 @@ from ssfl.federation import client, online, trainer
 from ssfl.federation.messages import Reply
 from ssfl.models.backbones import BACKBONES
 from ssfl.protocols.scores import Evaluation
+from ssfl.recipes import recipes
 from ssfl.run import Run
-from ssfl.tracking import JsonLines
+from ssfl.tracking import JsonLines, Row
 from tiny import tiny
 
 Call = Callable[..., tuple[int, str, str]]
@@ -79,8 +82,8 @@ def assert_one_sentence(answer: tuple[int, str, str], *parts: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], [], ["--version"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], [], ["--version"], ["recipes"]])
+def test_help_and_a_list_import_nothing_heavy(arguments: list[str]) -> None:
     script = """if True:
         import sys
         from ssfl.cli import main
@@ -95,7 +98,8 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
     )
     assert "HEAVY []" in done.stdout, done.stdout + done.stderr
-    wanted = __version__ if arguments == ["--version"] else "Train encoders, or go on with a run."
+    usual = "Train encoders, or go on with a run."
+    wanted = {"--version": __version__, "recipes": "per-ssfl"}.get("".join(arguments), usual)
     assert wanted in done.stdout
 
 
@@ -327,6 +331,15 @@ def test_training_starts_from_a_file_or_from_tables(
     assert run.config == load_config(recipe)
 
 
+def test_an_accuracy_is_not_shown_after_an_evaluation_that_found_none() -> None:
+    bars = Bars(Console(file=io.StringIO()))
+    bars.row({"kind": "evaluation", "round": 2, "knn_mean": 0.4, "knn_global": 0.5})
+    bars.row({"kind": "round", "round": 2, "loss": 0.1})
+    assert bars._summary() == "loss 0.100 kNN 0.400"
+    bars.row({"kind": "evaluation", "round": 3, "knn_global": math.nan})  # it has diverged
+    assert bars._summary() == "loss 0.100 kNN nan"
+
+
 def test_brackets_in_names_are_shown_as_they_are(ssfl: Call, recipe: Path) -> None:
     _, out, _ = ssfl("train", recipe, "--no-report", "--out", "run[of]mine")
     assert "run directory run[of]mine\n" in out
@@ -376,6 +389,26 @@ def test_ctrl_c_while_libraries_are_imported_ends_without_a_word(
 
 
 @pytest.mark.processes
+def test_sigterm_ends_any_command_like_ctrl_c_and_lets_it_tidy_up(tmp_path: Path) -> None:
+    script = f"""
+import signal, sys, tempfile
+from ssfl import cli
+from ssfl.data import download
+
+def put(archive, root, via, progress):
+    with tempfile.TemporaryDirectory(dir=root):
+        signal.raise_signal(signal.SIGTERM)
+
+download._put = put
+sys.argv = ["ssfl", "data", "get", "cifar10", "--root", {str(tmp_path)!r}]
+cli.main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.processes
 def test_ctrl_c_ends_the_command_without_a_word_before_it_knows_what_is_asked() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "ssfl", "--help"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -395,6 +428,32 @@ def test_ctrl_c_before_the_first_round_leaves_nothing_behind(tmp_path: Path) -> 
         output = interrupt(process, (folder / sign).exists)
         assert "stopped before anything was done" in output
         assert not folder.exists()
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_the_report_is_drawn_says_how_to_have_it_drawn(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("ssfl.report.single.write_report", interrupted)
+        code, _, err = ssfl("train", recipe, "--out", "run")
+    assert code == 130
+    assert err == "stopped; what was done is saved: go on with `ssfl train --resume run`\n"
+    assert ssfl("train", "--resume", "run")[0] == 0
+    assert Path("run/report.html").is_file()
+
+
+def test_ctrl_c_before_a_resumed_run_has_begun_does_not_call_it_gone(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
+    monkeypatch.setattr(experiment, "load_federated", interrupted)
+    code, _, err = ssfl("train", "--resume", "run")
+    assert code == 130
+    assert err == "stopped; what was done is saved: go on with `ssfl train --resume run`\n"
 
 
 # Mistakes
@@ -598,18 +657,26 @@ def test_a_full_disk_is_one_sentence(
 ) -> None:
     fill_the_disk_for("checkpoints", monkeypatch)
     answer = ssfl("train", recipe, "--out", "run")
-    assert_one_sentence(answer, "No space left on device", "run/checkpoints")
+    assert_one_sentence(answer, "No space left on device", "run/checkpoints", "--resume run`")
 
 
+@pytest.mark.parametrize("at", ["round", "evaluation"])
 def test_a_disk_that_fills_between_checkpoints_is_one_sentence(
-    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+    at: str, ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Path("/dev/full").open("a") as full:  # every write to it finds no room
-        monkeypatch.setattr(
-            JsonLines, "__init__", lambda log, path: vars(log).update(_path=path, _file=full)
-        )
-        answer = ssfl("train", recipe, "--out", "run")
-    assert_one_sentence(answer, "No space left on device", "run/metrics.jsonl", "--resume run")
+    log = JsonLines.log
+
+    def filling(record: JsonLines, row: Row) -> None:  # every write finds no room
+        if row["kind"] == at:
+            record._file = Path("/dev/full").open("a")  # noqa: SIM115
+        log(record, row)
+
+    monkeypatch.setattr(JsonLines, "log", filling)
+    answer = ssfl("train", recipe, "--out", "run")
+    assert_one_sentence(answer, "No space left on device", "run/metrics.jsonl")
+    there = Path("run").exists()
+    assert there == (at == "evaluation")  # else nothing was done, and nothing is left behind
+    assert ("go on with `ssfl train --resume run`" in answer[2]) == there
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(ssfl: Call, recipe: Path) -> None:
@@ -644,6 +711,21 @@ def test_figures_that_cannot_be_saved_are_shown_all_the_same(
     answer = ssfl("evaluate", "run", "-p", "knn")
     assert_one_sentence(answer, "could not write run/evaluation.json", "No space left on device")
     assert re.search(r"kNN\b.* 0\.\d{4} ", answer[1])
+
+
+def test_features_that_cannot_be_saved_leave_those_of_before(
+    ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
+    Image.new("L", (8, 8)).save("image.png")
+    assert ssfl("embed", "run", "image.png", "-o", "features.npy")[0] == 0
+    before = Path("features.npy").read_bytes()
+    Image.new("L", (8, 8), 99).save("image.png")
+    fill_the_disk_for("features", monkeypatch)
+    answer = ssfl("embed", "run", "image.png", "-o", "features.npy")
+    assert_one_sentence(answer, "could not write features.npy: No space left on device")
+    assert Path("features.npy").read_bytes() == before
+    assert not [*Path().glob(".*.tmp")]
 
 
 def test_an_evaluation_says_which_figures_it_drops(ssfl: Call, recipe: Path) -> None:

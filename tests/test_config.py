@@ -9,9 +9,10 @@ import pytest
 from pydantic import BaseModel
 
 from ssfl.algorithms import ALGORITHMS
-from ssfl.config import CHOICES, Config, load_config, parse, recipes, to_toml
+from ssfl.config import CHOICES, Config, load_config, parse, to_toml
 from ssfl.data.sources import SOURCES
 from ssfl.errors import ConfigError
+from ssfl.recipes import recipes
 from ssfl.ssl import METHODS
 from tiny import tables
 

@@ -22,7 +22,7 @@ from ssfl.algorithms import ALGORITHMS
 from ssfl.algorithms.base import Algorithm
 from ssfl.algorithms.options import LocalOptions
 from ssfl.cli import app
-from ssfl.config import Config, load_config, recipes
+from ssfl.config import Config, load_config
 from ssfl.data.sources import SOURCES
 from ssfl.errors import DataError
 from ssfl.experiment import train
@@ -30,6 +30,7 @@ from ssfl.federation.aggregate import Aggregator
 from ssfl.federation.options import ServerOptions
 from ssfl.federation.server_optimizers import OPTIMIZERS
 from ssfl.protocols.judge import evaluate
+from ssfl.recipes import recipes
 from ssfl.run import Run
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Method, Outputs

@@ -1,12 +1,15 @@
 """A whole run: repeatable, stoppable at any moment, and the same wherever its clients work."""
 
 import errno
+import fcntl
 import json
 import os
+import pty
 import random
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 
 import ssfl.assemble
 import ssfl.experiment
+import ssfl.run
 from ssfl.algorithms.global_ssfl import GlobalSSFL
 from ssfl.comm import COMMUNICATORS
 from ssfl.comm.local import LocalCommunicator
@@ -169,7 +173,10 @@ def test_ctrl_c_saves_and_exits_with_130_and_the_resumed_run_ends_the_same(
 
 
 @pytest.mark.processes
-def test_kill_saves_and_ends_a_background_job_of_a_script_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP])
+def test_kill_saves_and_ends_a_background_job_of_a_script_too(
+    sign: signal.Signals, tmp_path: Path
+) -> None:
     recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(to_toml(tiny(**{**PERSONAL, "server": {"rounds": 10_000}})))
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `ssfl ... &`
@@ -178,13 +185,36 @@ def test_kill_saves_and_ends_a_background_job_of_a_script_too(tmp_path: Path) ->
     finally:
         signal.signal(signal.SIGINT, before)
     wait_for_rounds(process, folder, more=2)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(sign)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 130, output
     assert f"ssfl train --resume {folder}" in output
     saved = latest_checkpoint(folder / "checkpoints")
     assert saved is not None
     assert saved.rounds >= 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("onlooker", ["terminal", "pipe"])
+def test_a_run_whose_onlooker_has_gone_is_saved(onlooker: str, tmp_path: Path) -> None:
+    recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(to_toml(tiny(server={"rounds": 100}, run={"checkpoint_every": 100})))
+    looking, shown = pty.openpty() if onlooker == "terminal" else os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ssfl", "train", str(recipe), "--out", str(folder)],
+        stdout=shown,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        preexec_fn=lambda: onlooker == "terminal" and fcntl.ioctl(1, termios.TIOCSCTTY, 0),
+    )
+    os.close(shown)
+    wait_for_rounds(process, folder, more=2)
+    os.close(looking)
+    process.wait(100)
+    saved = latest_checkpoint(folder / "checkpoints")
+    assert saved is not None
+    assert saved.rounds == rounds_begun(folder) < 100
 
 
 class Killed(BaseException):
@@ -292,6 +322,25 @@ def test_ctrl_c_while_the_last_round_is_saved_does_not_lose_it(
     assert Run(folder).checkpoint().rounds == config.server.rounds
 
 
+def test_ctrl_c_pressed_again_while_a_run_is_saved_does_not_lose_what_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, config = tmp_path / "run", tiny(run={"checkpoint_every": 100})
+    where, name = ssfl.experiment, "save_checkpoint"
+    stopped = lambda: train(config, out=folder, display=Stopping(True))  # noqa: E731
+    interrupted(stopped, monkeypatch, where, name, call=1)
+    assert Run(folder).checkpoint().rounds == 2
+
+
+def test_ctrl_c_pressed_again_while_a_run_is_taken_back_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    stopped = lambda: train(tiny(), out=folder, display=Stopping(True, before=0))  # noqa: E731
+    interrupted(stopped, monkeypatch, ssfl.run, "latest_checkpoint", call=1)
+    assert not folder.exists()
+
+
 def test_a_transport_that_cannot_even_be_closed_does_not_cost_what_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +385,38 @@ def test_the_record_is_only_appended_to_and_counts_no_round_twice(
     assert sum('"kind": "round"' in line for line in lines) > 5  # all of it is still to be seen
 
 
+def test_what_the_record_says_is_on_disk_before_the_checkpoint_that_it_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, durable = os.fsync, [""]
+
+    def noted(handle: int) -> None:
+        fsync(handle)
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        if path.parent.name == "checkpoints":  # after a power cut, the record may be this and more
+            rounds = int(path.name.split("-")[1].split(".")[0])
+            assert durable[-1].count('"kind": "round"') == rounds
+        elif path.name == "metrics.jsonl":
+            durable.append(path.read_text())
+
+    monkeypatch.setattr(os, "fsync", noted)
+    train(tiny(server={"rounds": 5}), out=tmp_path / "run")
+    assert len(durable) == 4  # at a checkpoint after 2, 4 and 5 rounds
+
+
+def test_a_run_does_not_go_back_further_than_its_clients_can(tmp_path: Path) -> None:
+    config = tiny(algorithm={"name": "per-ssfl"}, server={"rounds": 4})
+    run = train(config, out=tmp_path / "run")
+    newest = run.checkpoints / "round-000004.safetensors"
+    before, content = outcome(run), newest.read_bytes()
+    newest.unlink()
+    with pytest.raises(CheckpointError, match=r"is of round 2, and client \d .*kept later states"):
+        resume(run.path)
+    newest.write_bytes(content)
+    resume(run.path)
+    assert same_bits(outcome(run), before)
+
+
 def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path) -> None:
     run = train(tiny(), out=tmp_path / "run")
     before, rows, final = outcome(run), figures(run), run.final
@@ -346,13 +427,13 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path) -> None:
 
 
 class Stopping(Quiet):
-    """Takes its time over a round, and ends the first session before the third."""
+    """Takes its time over a round, and ends the first session before the third (or another)."""
 
-    def __init__(self, stops: bool) -> None:
-        self.stops = stops
+    def __init__(self, stops: bool, before: int = 2) -> None:
+        self.stops, self.before = stops, before
 
     def begin_round(self, round_: int, clients: int) -> None:
-        if self.stops and round_ == 2:
+        if self.stops and round_ == self.before:
             raise KeyboardInterrupt
         time.sleep(0.3)
 
@@ -365,6 +446,27 @@ def test_the_seconds_of_a_run_are_those_of_all_its_sessions(tmp_path: Path) -> N
     took = [row["train_seconds"] for row in run.metrics if "train_seconds" in row]
     assert took == sorted(took)
     assert run.final["train_seconds"] >= took[-1] >= 3 * 0.3
+
+
+class Moving(Quiet):
+    """Gives the run directory another name in the midst of the run."""
+
+    def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
+        self.folder = run.path
+
+    def begin_round(self, round_: int, clients: int) -> None:
+        if round_ == 3:
+            self.folder.rename(self.folder.with_name("moved"))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's
+def test_a_run_directory_that_is_moved_away_ends_the_run_and_is_gone_on_with_elsewhere(
+    left_alone: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=r"run/metrics.jsonl: No such file"):
+        train(tiny(**PERSONAL), out=tmp_path / "run", display=Moving())
+    assert not (tmp_path / "run").exists()  # not begun anew, with half of what belongs to it
+    assert_same_end(resume(tmp_path / "moved"), left_alone)
 
 
 # Several processes in one place

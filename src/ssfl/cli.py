@@ -102,10 +102,10 @@ def _root(
 def main() -> None:
     """Entry point: errors meant for people are one sentence on stderr and exit code 2."""
     from ssfl.errors import SSFLError
-    from ssfl.interrupts import ended_at_once_while_starting
+    from ssfl.interrupts import stoppable
 
     try:
-        with ended_at_once_while_starting():
+        with stoppable():
             app()
     except KeyboardInterrupt:  # before a command had it in hand
         sys.exit(130)

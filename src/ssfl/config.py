@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from datetime import date, time
-from importlib import resources
 from pathlib import Path
 from shlex import quote
 from typing import Any, Literal, get_args
@@ -39,6 +38,7 @@ from ssfl.federation.engine import DeviceOptions
 from ssfl.federation.options import ServerOptions
 from ssfl.models.backbones import BackboneOptions
 from ssfl.paper import PaperFigures
+from ssfl.recipes import recipe, recipes
 from ssfl.registry import Registry
 from ssfl.section import Section
 from ssfl.ssl import METHODS
@@ -56,7 +56,8 @@ class RunOptions(Section):
     store_mb: int = Field(4096, ge=0)
     """Memory for clients' states before they spill to disk."""
     trackers: tuple[Literal["mlflow", "wandb"], ...] = ()
-    """Listeners beside metrics.jsonl and TensorBoard: mlflow, wandb."""
+    """Listeners beside metrics.jsonl and TensorBoard: mlflow (where MLFLOW_TRACKING_URI says, else
+    in a file of the working directory), wandb."""
 
 
 class Config(Section):
@@ -234,27 +235,16 @@ def load_config(
     return parse(raw)
 
 
-def recipes() -> dict[str, str]:
-    """Names of the recipes in the package, each with its first comment line."""
-    folder = resources.files("ssfl") / "recipes"
-    texts = {
-        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    }
-    return {name: texts[name].splitlines()[0].lstrip("# ") for name in sorted(texts)}
-
-
 def _read(source: str | Path, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
     path = Path(source)
     name = str(path.resolve()) if path.suffix == ".toml" else str(source)
     if name in extended_by:
         raise ConfigError(f"{name} extends itself: {' extends '.join([*extended_by, name])}")
-    packaged = resources.files("ssfl") / "recipes" / f"{source}.toml"
+    packaged = recipe(str(source))
     if path.suffix == ".toml":
         text = read_own(path)
-    elif packaged.is_file():
-        text = packaged.read_text(encoding="utf-8")
+    elif packaged is not None:
+        text = packaged
     elif (path / "config.toml").is_file():
         raise ConfigError(
             f"{path} is a run directory: go on with it by `ssfl train --resume "

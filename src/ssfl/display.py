@@ -82,6 +82,8 @@ class Bars:
             self._progress.update(self._clients, figures=figures)
 
     def row(self, row: Row) -> None:
+        if row["kind"] == "evaluation":  # a figure that it lacks is not the last one's
+            self._figures = {k: v for k, v in self._figures.items() if k == "loss"}
         for name in ("loss", "knn_global", "knn_mean", "effective_rank"):
             if row.get(name) is not None:
                 self._figures[name] = row[name]

@@ -18,7 +18,7 @@ from ssfl.comm import COMMUNICATORS, join
 from ssfl.config import Config, load_config
 from ssfl.data.federated import FederatedData
 from ssfl.data.sources.sites import SitesOptions
-from ssfl.errors import ConfigError, FederationError
+from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint, save_checkpoint
 from ssfl.federation.client import Host
 from ssfl.federation.communicator import Communicator
@@ -27,11 +27,12 @@ from ssfl.federation.messages import Reply
 from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import RoundReport, Server
 from ssfl.federation.shared import SharedStore
-from ssfl.files import remove_unfinished, write_text
+from ssfl.federation.store import StateStore
+from ssfl.files import remove_unfinished, sync, write_text
 from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
 from ssfl.section import flat
-from ssfl.tracking import Row, Tracker, default_trackers, log_all, need_trackers
+from ssfl.tracking import Row, Tracker, default_trackers, log_all, need_trackers, standing
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,8 @@ def train(
         raise  # clients that failed may do better when it is gone on with
     except BaseException:  # also a plug-in's own
         if run is not None:
-            run.withdraw()  # unless something was done already
+            with uninterrupted():
+                run.withdraw()  # unless something was done already
         raise
     return run
 
@@ -188,20 +190,26 @@ class Experiment:
         if found is not None:
             check_fit(found, trainer.layout.digest, self.run.checkpoints)
             server.load(found.tensors, found.rounds)
-        store.rewind(server.rounds_done)
+        begun_at, so_far = server.rounds_done, self.run.metrics
+        if so_far:
+            self._check_states(store, so_far, begun_at)
+            log_all(trackers, {"kind": "resume", "round": begun_at})
+            so_far = standing(so_far, begun_at)
+        store.rewind(begun_at)
         remove_unfinished(self.run.path)
-        if self.run.metrics:
-            log_all(trackers, {"kind": "resume", "round": server.rounds_done})
-        begun_at, started = server.rounds_done, time.perf_counter() - self._spent()
+        # The seconds of the sessions before this one, up to the last row that counts.
+        spent = max((row.get("train_seconds", 0.0) for row in so_far), default=0.0)
+        started = time.perf_counter() - spent
+        recorded = {(row["kind"], row["round"]) for row in so_far}
         rounds = config.server.rounds
         display.start(self.run, len(server.clients()), rounds, server.rounds_done)
         for note in data.dataset.notes:
             display.note(note)
-        if config.evaluation.baselines and not self._recorded("baseline", 0):
+        if config.evaluation.baselines and ("baseline", 0) not in recorded:
             record({"kind": "baseline", "round": 0, **_timed(evaluation.baselines)})
         asked = config.server.clients_per_round or len(server.clients())
         try:
-            if server.rounds_done and not self._recorded("evaluation", server.rounds_done):
+            if begun_at and ("evaluation", begun_at) not in recorded:
                 self._judge(server, evaluation, record)  # stopped in the midst of it
             while server.rounds_done < rounds:
                 display.begin_round(server.rounds_done, asked)
@@ -212,21 +220,27 @@ class Experiment:
                 if server.rounds_done % config.run.checkpoint_every == 0:
                     self._save(server, hosts)
             self._save(server, hosts)
-        except (KeyboardInterrupt, FederationError):
+        except (KeyboardInterrupt, SystemExit, FederationError):  # rich exits on a broken pipe
             try:
                 communicator.close()
-            finally:  # a transport that is broken itself may not cost what was done
-                self._save(server, hosts)
+            finally:  # neither a broken transport nor another Ctrl-C may cost what was done
+                with uninterrupted():
+                    self._save(server, hosts)
             raise
         if server.rounds_done > begun_at or not self.run.final:
             self._conclude(time.perf_counter() - started)
 
-    def _spent(self) -> float:
-        """Seconds of the sessions before this one, up to the last row that counts."""
-        return max((row.get("train_seconds", 0.0) for row in self.run.metrics), default=0.0)
-
-    def _recorded(self, kind: str, round_: int) -> bool:
-        return any(row["kind"] == kind and row["round"] == round_ for row in self.run.metrics)
+    def _check_states(self, store: StateStore, rows: Sequence[Row], rounds: int) -> None:
+        """Refuse to go back further than clients can: they would start anew without a word."""
+        played = (row for row in rows if row["kind"] == "round" and row["round"] < rounds)
+        lost = store.lost({client for row in played for client in row["took_part"]}, rounds)
+        if lost:
+            more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+            raise CheckpointError(
+                f"the last checkpoint in {self.run.checkpoints} is of round {rounds}, and client "
+                f"{lost[0]}{more} has kept later states alone: bring the later checkpoint back, or "
+                "start a new run"
+            )
 
     def _judge(self, server: Server, evaluation: OnlineEvaluation, record: Any) -> None:
         every, done = self.config.evaluation.every, server.rounds_done
@@ -239,10 +253,12 @@ class Experiment:
             self.display.note(f"round {done}: {row['warning']}")
 
     def _save(self, server: Server, hosts: Sequence[Host]) -> None:
-        """States first, then the checkpoint that refers to them, then drop what is outdated."""
+        """Record and states first, then the checkpoint that refers to them, then drop what is
+        outdated."""
         if server.rounds_done == server.durable:
             return
         store = hosts[0].store
+        sync(self.run.record)  # or a power cut could take rounds from it that are never played anew
         store.flush(server.rounds_done)
         checkpoint = Checkpoint(server.rounds_done, server.layout.digest, server.state())
         save_checkpoint(self.run.checkpoints, checkpoint)

@@ -7,10 +7,10 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -19,17 +19,19 @@ from torch import Tensor
 from ssfl.errors import CheckpointError
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, or leave it untouched and say why."""
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write to; at the end it takes the place of `path`, or leaves it untouched and says
+    why."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync(path.parent)
     except FileExistsError as error:
         raise CheckpointError(f"could not write {path}: {error.filename} is no folder") from error
     except OSError as error:
@@ -39,6 +41,24 @@ def write_bytes(path: Path, content: bytes) -> None:
     finally:  # Ctrl-C comes here too
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, or leave it untouched and say why."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def sync(path: Path) -> None:
+    """Make durable what is cached of a file; a folder is a file of names, and cached like one."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise CheckpointError(f"could not write {path}: {error.strerror or error}") from error
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -91,12 +111,3 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"could not read {path}: {error}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable (a folder is a file of names, and is cached like one)."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

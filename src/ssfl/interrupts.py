@@ -1,5 +1,5 @@
-"""Ctrl-C where it must not strike: while a program starts, and between two changes that belong
-together."""
+"""Ctrl-C and its like, and where they must not strike: while a program starts, and between two
+changes that belong together."""
 
 import signal
 import threading
@@ -12,16 +12,14 @@ _COMMANDS = str(Path(__file__).parent / "commands")
 
 
 @contextmanager
-def ended_at_once_while_starting() -> Iterator[None]:
-    """A Ctrl-C while a command imports what it needs ends the process at once, without a word.
+def stoppable() -> Iterator[None]:
+    """Ctrl-C, a polite end (SIGTERM: systemd, kill) and a terminal that is closed (SIGHUP) are
+    KeyboardInterrupts to a command, which saves and tidies up. While it imports what it needs, they
+    end the process at once, without a word.
 
     There is nothing to save yet, and half imported libraries make of a KeyboardInterrupt what they
-    like: a traceback of pages, or nothing at all. Later it is a KeyboardInterrupt as usual.
+    like: a traceback of pages, or nothing at all.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:  # a background job, which Ctrl-C does not mean
-        yield
-        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if _starting(frame):
@@ -29,11 +27,8 @@ def ended_at_once_while_starting() -> Iterator[None]:
             signal.raise_signal(number)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
-    try:
+    with handled(interrupt):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _starting(frame: FrameType | None) -> bool:
@@ -46,21 +41,9 @@ def _starting(frame: FrameType | None) -> bool:
     return importer is not None and importer.f_code.co_filename.startswith(_COMMANDS)
 
 
-def sigterm_is_ctrl_c() -> None:
-    """From now on a polite end (systemd, kill) is a Ctrl-C; also to a background job of a script,
-    where Ctrl-C itself is ignored."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
-
-    signal.signal(signal.SIGTERM, interrupt)
-
-
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let the block finish whole; a Ctrl-C (or SIGTERM) inside it takes effect at its end."""
+    """Let the block finish whole; a Ctrl-C (or its like) inside it takes effect at its end."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
         return
@@ -75,8 +58,11 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
-    """Let `handler` have Ctrl-C and SIGTERM inside the block."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Let `handler` have Ctrl-C, SIGTERM and SIGHUP inside the block; but not what is ignored, as
+    Ctrl-C is by a background job of a script, and SIGHUP under nohup."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    meant = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in meant}
     try:
         yield
     finally:

@@ -97,9 +97,13 @@ class Run:
         return shlex.join(["ssfl", *command, str(self.path)])
 
     @property
+    def record(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
     def metrics(self) -> list[Row]:
         """Every row of the record, in order."""
-        return read_rows(self.path / "metrics.jsonl")
+        return read_rows(self.record)
 
     @property
     def final(self) -> dict[str, Any]:

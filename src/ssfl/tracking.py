@@ -6,15 +6,17 @@ listen in where they are installed and asked for.
 
 import contextlib
 import json
+import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from shlex import quote
 from typing import Any, Protocol
 
 from ssfl.errors import CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 """One line of the record: `kind` (round, evaluation, resume, ...), `round`, and its figures."""
@@ -51,13 +53,36 @@ class JsonLines:
             self._file.flush()
         except OSError as error:
             raise CheckpointError(
-                f"could not write {self._path}: {error.strerror or error}; `ssfl train --resume "
-                f"{quote(str(self._path.parent))}` goes on from the last checkpoint"
+                f"could not write {self._path}: {error.strerror or error}; checkpoints are intact"
             ) from error
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # what could not be written has been said
             self._file.close()
+
+
+class Listener:
+    """A tracker beside the record, whose trouble (a server that is away, a full disk) is not the
+    run's: it is said once, and the tracker hears no more."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self._name, self._tracker = name, tracker
+        self._well = True
+
+    def log(self, row: Row) -> None:
+        self._unless_in_trouble(lambda: self._tracker.log(row))
+
+    def close(self) -> None:
+        self._unless_in_trouble(self._tracker.close)
+
+    def _unless_in_trouble(self, tell: Callable[[], None]) -> None:
+        try:
+            if self._well:
+                tell()
+        except Exception as error:  # whatever a stranger's library raises
+            self._well = False
+            what = f"{type(error).__name__}: {error}"
+            log.warning("%s hears no more of this run (%s); the record goes on", self._name, what)
 
 
 class TensorBoard:
@@ -78,13 +103,13 @@ class TensorBoard:
             self._writer.add_scalar(f"{row['kind']}/{name}", value, row["round"])
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk: the record has said so
-            if self._writer is not None:
-                self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class MLflow:
-    """The same rows as an MLflow run, wherever MLFLOW_TRACKING_URI says."""
+    """The same rows as an MLflow run: where MLFLOW_TRACKING_URI says, else where MLflow itself puts
+    runs, in the working directory, so that one place has them all."""
 
     def __init__(self, folder: Path, about: Row) -> None:
         import mlflow
@@ -146,15 +171,15 @@ def read_rows(path: Path) -> list[Row]:
         except json.JSONDecodeError:
             continue
         if row["kind"] == "resume":
-            rows = [kept for kept in rows if _stands(kept, row["round"])]
+            rows = standing(rows, row["round"])
         rows.append(row)
     return rows
 
 
-def _stands(row: Row, resumed_at: int) -> bool:
-    """Row of a round that was completed before the checkpoint that a run was resumed from."""
-    last = resumed_at if row["kind"] in ("evaluation", "baseline", "resume") else resumed_at - 1
-    return bool(row["round"] <= last)
+def standing(rows: Iterable[Row], resumed_at: int) -> list[Row]:
+    """Rows of rounds that were completed before the checkpoint that a run was resumed from."""
+    judging = ("evaluation", "baseline", "resume")  # after that many rounds, not in the next
+    return [row for row in rows if row["round"] < resumed_at + (row["kind"] in judging)]
 
 
 def need_trackers(asked: Iterable[str]) -> None:
@@ -176,8 +201,8 @@ def default_trackers(
     """
     trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl")]
     with contextlib.suppress(ImportError):
-        trackers.append(TensorBoard(folder / "tensorboard"))
-    return trackers + [EXTRAS[name](folder, about or {}) for name in asked]
+        trackers.append(Listener("TensorBoard", TensorBoard(folder / "tensorboard")))
+    return trackers + [Listener(name, EXTRAS[name](folder, about or {})) for name in asked]
 
 
 def log_all(trackers: Iterable[Tracker], row: Row) -> None:

@@ -88,6 +88,7 @@ def main() -> None:
 
     from ssfl.commands import federation
     from ssfl.errors import SSFLError
+    from ssfl.interrupts import stoppable
 
     if "NAP" in os.environ:
         round_, _, seconds = os.environ["NAP"].partition(":")
@@ -102,7 +103,8 @@ def main() -> None:
     app.command("serve")(federation.serve)
     app.add_typer(federation.site, name="site")
     try:
-        app()
+        with stoppable():  # as the command line is
+            app()
     except SSFLError as error:
         sys.exit(f"error: {error}")
 

@@ -29,7 +29,7 @@ from ssfl.config import Config, parse
 from ssfl.data.federated import FederatedData
 from ssfl.federation.client import Client
 from ssfl.federation.messages import Reply, Task
-from ssfl.interrupts import sigterm_is_ctrl_c
+from ssfl.interrupts import stoppable
 from ssfl.run import Run
 
 CLIENTS, ROUNDS = 6, 3
@@ -216,7 +216,6 @@ def main(transport: str, folder: str, *settings: str) -> None:
         record_mpi(Path(folder_of_record))
     if join(transport) is not None:  # as `ssfl train` has it
         return
-    sigterm_is_ctrl_c()
     if settings == ("--resume",):
         ssfl.experiment.resume(folder, comm=transport)
         return
@@ -230,6 +229,7 @@ def main(transport: str, folder: str, *settings: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(*sys.argv[1:])
+        with stoppable():  # as the command has it
+            main(*sys.argv[1:])
     except KeyboardInterrupt:
         sys.exit(130)

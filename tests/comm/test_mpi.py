@@ -22,7 +22,9 @@ from six_clients import (
 )
 
 from ssfl.assemble import load_federated
-from ssfl.comm.mpi import connect
+from ssfl.comm import mpi as transport
+from ssfl.comm import way_on
+from ssfl.comm.mpi import STOP, Ranks, connect
 from ssfl.errors import ConfigError
 from ssfl.experiment import train
 from ssfl.federation.client import Client
@@ -109,7 +111,7 @@ def test_a_killed_rank_stops_the_job_in_one_line_and_it_resumes_to_the_same_end(
     assert time.time() - stamp.stat().st_mtime < 30  # at once, on however busy a machine
     (line,) = [line for line in died.stderr.splitlines() if line.startswith("ssfl: ")]
     assert line.startswith(DIED)
-    assert f"ssfl train --resume {run}" in line
+    assert line.endswith(f"mpiexec -n 3 ssfl train --resume {run} --comm mpi")
     assert "Traceback" not in died.stderr
     assert Run(run).checkpoint().rounds == 2
     resumed = mpi(3, run, "--resume")
@@ -167,3 +169,34 @@ def test_without_mpiexec_it_is_said_how_to_start(
     monkeypatch.setattr("ssfl.comm.mpi._world", lambda: SimpleNamespace(rank=0, size=1))
     with pytest.raises(ConfigError, match="start it by `mpiexec -n N ssfl train"):
         connect(recipe(), tmp_path, [])
+
+
+def test_ctrl_c_while_ranks_open_sends_them_home_and_is_nobodys_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sent: list[tuple[str, int]] = []
+    leaving = iter((2, 1))
+
+    def interrupted(source: int, tag: int) -> None:
+        raise KeyboardInterrupt
+
+    for name, stand_in in {
+        "_world": lambda: SimpleNamespace(rank=0, size=3),
+        "_local_rank": lambda: 0,
+        "_send": lambda fields, to, tag: sent.append((fields["do"], to)),
+        "_receive": interrupted,
+        "_probe": lambda *_: SimpleNamespace(source=next(leaving), tag=STOP),
+        "_receive_bytes": lambda found: b"",
+    }.items():
+        monkeypatch.setattr(transport, name, stand_in)
+    with pytest.raises(KeyboardInterrupt):
+        Ranks(tmp_path)
+    assert sent == [("open", 1), ("open", 2), ("stop", 1), ("stop", 2)]
+    assert DIED not in capfd.readouterr().err
+
+
+def test_the_way_on_is_a_command_that_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_world", lambda: SimpleNamespace(rank=0, size=3))
+    assert way_on(Path("my run"), "local") == "ssfl train --resume 'my run'"
+    assert way_on(Path("run"), "ray") == "ssfl train --resume run --comm ray"
+    assert way_on(Path("run"), "mpi") == "mpiexec -n 3 ssfl train --resume run --comm mpi"

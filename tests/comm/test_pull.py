@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -158,3 +159,23 @@ def test_a_client_that_kills_every_worker_is_given_up_as_lost(script: Script) ->
     assert replies[0].failure is None
     assert replies[1].failure is not None
     assert replies[1].failure.reason is Reason.LOST
+
+
+class Counted(list[int]):
+    """A queue that counts who is looked at."""
+
+    seen = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for client in super().__iter__():
+            self.seen += 1
+            yield client
+
+
+def test_handing_out_looks_no_further_down_the_queue_than_it_must(script: Script) -> None:
+    communicator = PullCommunicator(script, [7], Data())  # type: ignore[arg-type]
+    task, queue = Task(TaskKind.TRAIN, 0, torch.zeros(1), "layout"), Counted(range(1000))
+    script.announce(task, [7])
+    communicator._hand_out(task, queue)
+    assert script.given == [(7, 0)]
+    assert queue.seen == 1

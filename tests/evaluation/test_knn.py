@@ -1,5 +1,7 @@
 """The kNN indicator against scikit-learn, in float64, and against votes counted longhand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -94,3 +96,11 @@ def test_the_chunk_size_changes_no_prediction(chunk: int, k: int, seed: int) -> 
 def test_an_empty_bank_is_an_error_for_people() -> None:
     with pytest.raises(DataError, match="at least one labelled image"):
         knn_predict(torch.empty(0, 3), torch.empty(0), torch.ones(1, 3))
+
+
+@pytest.mark.parametrize("broken", ["bank", "queries"])
+def test_features_that_are_not_finite_have_no_accuracy(broken: str) -> None:
+    features = {"bank": torch.rand(20, 4), "queries": torch.rand(10, 4)}
+    features[broken][3, 1] = math.nan
+    labels = torch.zeros(20, dtype=torch.long)
+    assert math.isnan(knn_accuracy(features["bank"], labels, features["queries"], labels[:10]))

@@ -1,6 +1,7 @@
 """What is made of the figures that clients send of their own encoders."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,29 @@ def test_an_accuracy_that_is_none_does_not_spoil_the_mean_of_the_others(claim: f
     assert row["knn_mean"] == pytest.approx(0.65)
     assert row["knn_weighted"] == pytest.approx(0.7)
     assert set(row["clients"]) == {"0", "1", "2", "3"}  # what was said stays on record
+
+
+def test_clients_that_diverge_where_theta_does_not_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    well = {"std_ratio": 0.9, "effective_rank": 30.0, "uniformity": -2.0, "knn": 0.8}
+    thin = well | {"std_ratio": 0.01, "effective_rank": 1.0}  # Θ's own figures tell of that
+    said = [well, dict.fromkeys(well, math.nan), thin]
+    replies = [Reply(k, TaskKind.EVALUATE, 4, samples=5, metrics=m) for k, m in enumerate(said)]
+    width = SimpleNamespace(method=SimpleNamespace(backbone=SimpleNamespace(features=64)))
+    trainer = SimpleNamespace(
+        algorithm=SimpleNamespace(sends=True), models=SimpleNamespace(global_=width)
+    )
+    server = SimpleNamespace(theta=None, clients=lambda: range(3), evaluate=lambda _: replies)
+    config, data = digits(clients=3)
+    online = OnlineEvaluation(config.evaluation, data, trainer, server)  # type: ignore[arg-type]
+    monkeypatch.setattr(online, "shared", lambda theta: {})
+    assert online.measure()["warning"].startswith("client 1: features are not finite")
+    monkeypatch.setattr(online, "shared", lambda theta: {"warning": "Θ is worse"})
+    assert online.measure()["warning"] == "Θ is worse"
+    said[1].update(well)
+    monkeypatch.setattr(online, "shared", lambda theta: {})
+    assert "warning" not in online.measure()
 
 
 def pixels_of(config: Config, data: FederatedData) -> dict[str, float]:

@@ -68,6 +68,23 @@ def test_wandb_gets_the_round_as_a_figure(tmp_path: Path, heard: list[Any]) -> N
     ]
 
 
+def test_a_tracker_in_trouble_is_named_once_and_costs_the_run_nothing(
+    tmp_path: Path,
+    heard: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def away(figures: object, step: int) -> None:
+        raise RuntimeError("no route to host")
+
+    monkeypatch.setattr(sys.modules["mlflow"], "log_metrics", away)
+    track(tmp_path, ["mlflow", "wandb"])
+    assert read_rows(tmp_path / "metrics.jsonl") == ROWS
+    assert [what for what in heard if what == "end"] == ["end"]  # to the other one
+    (warning,) = caplog.messages
+    assert warning.startswith("mlflow hears no more of this run (RuntimeError: no route to host)")
+
+
 def test_a_tracker_that_is_not_installed_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

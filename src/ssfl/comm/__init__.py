@@ -3,6 +3,7 @@
 Each is called with the configuration, the run directory and the hosts of this process.
 """
 
+import shlex
 from pathlib import Path
 
 from ssfl.registry import Registry
@@ -30,3 +31,15 @@ def join(transport: str) -> Path | None:
         return None
     folder: Path | None = _JOINED[transport]()
     return folder
+
+
+def way_on(folder: Path, transport: str) -> str:
+    """The command that goes on with a run in the way it was played."""
+    command = ["ssfl", "train", "--resume", str(folder)]
+    if transport != "local":
+        command += ["--comm", transport]
+    if transport == "mpi":
+        from ssfl.comm.mpi import ranks
+
+        command = ["mpiexec", "-n", str(ranks()), *command]
+    return shlex.join(command)

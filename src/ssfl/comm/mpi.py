@@ -16,20 +16,19 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from shlex import quote
 from threading import Event
 from typing import Any
 
 import numpy as np
 
-from ssfl.comm import wire
+from ssfl.comm import way_on, wire
 from ssfl.comm.pull import PullCommunicator
 from ssfl.comm.worker import open_host, work
 from ssfl.config import Config
 from ssfl.errors import ConfigError, FederationError, SSFLError
 from ssfl.federation.client import Host
 from ssfl.federation.messages import Reply, Task
-from ssfl.interrupts import handled
+from ssfl.interrupts import handled, uninterrupted
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +56,12 @@ def _world() -> Any:
 def rank() -> int:
     """This process's rank: 0 serves, the others work."""
     number: int = _world().rank
+    return number
+
+
+def ranks() -> int:
+    """How many ranks there are, the one that serves included."""
+    number: int = _world().size
     return number
 
 
@@ -102,13 +107,21 @@ class Ranks:
         self._testament: subprocess.Popen[bytes] | None = _testament(folder)
         self._message: wire.Message = (b"", [])
         self._knows: set[int] = set()
-        for to in self.numbers:
-            _send({"do": "open", "run": str(folder)}, to, ORDER)
-        _local_rank()
+        try:
+            self._open(folder)
+        except BaseException:  # Ctrl-C too: no rank has died
+            self.close()
+            raise
+
+    def _open(self, folder: Path) -> None:
+        """Have every rank assemble its host."""
+        with uninterrupted():  # one that is told to open waits until all, we too, count ranks
+            for to in self.numbers:
+                _send({"do": "open", "run": str(folder)}, to, ORDER)
+            _local_rank()
         answers = {at: _receive(at, ANSWER) for at in self.numbers}
         for at, answer in answers.items():
             if "error" in answer:
-                self.close()
                 raise FederationError(f"rank {at} on {answer['machine']}: {answer['error']}")
 
     def announce(self, task: Task, free: Sequence[int]) -> None:
@@ -289,7 +302,7 @@ def _testament(folder: Path) -> subprocess.Popen[bytes]:
     """
     words = (
         "ssfl: a rank of the MPI job died, and MPI has ended the job with it. The run is safe up "
-        f"to its last checkpoint; go on with: ssfl train --resume {quote(str(folder))} --comm mpi"
+        f"to its last checkpoint; go on with: {way_on(folder, 'mpi')}"
     )
     return subprocess.Popen(
         ["sh", "-c", 'read -r _ || echo "$1" >&2', "ssfl", words],

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from ssfl.data.federated import FederatedData
@@ -108,7 +109,8 @@ class PullCommunicator:
     def _hand_out(self, task: Task, queue: list[int]) -> None:
         """Give free workers the next clients, but no client that is still at an earlier task."""
         busy = {job.client for job in self._running.values()}
-        for client in [client for client in queue if client not in busy][: len(self._free)]:
+        ready = (client for client in queue if client not in busy)
+        for client in list(islice(ready, len(self._free))):  # looking no further than is needed
             worker = self._free.pop(0)
             queue.remove(client)
             self._running[worker] = Job(client, task)

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from shlex import quote
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ssfl.errors import ConfigError
+from ssfl.errors import ConfigError, SSFLError
 
 if TYPE_CHECKING:
     from ssfl.display import Bars
@@ -29,18 +29,28 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def stop_gracefully(display: "Bars") -> Iterator[None]:
+def stop_gracefully(display: "Bars", comm: str, resumed: Path | None) -> Iterator[None]:
     """On Ctrl-C say that the run is saved and how to go on, or that nothing was left behind; exit
-    code 130 as shells expect."""
+    code 130 as shells expect. An error in the midst of a run says how to go on, too."""
+    from ssfl.comm import way_on
+
     try:
         yield
     except KeyboardInterrupt:
         words = "stopped before anything was done: nothing is left behind"
-        if display.folder is not None and (display.folder / "config.toml").exists():
-            go_on = f"`ssfl train --resume {quote(str(display.folder))}`"
-            words = f"stopped; what was done is saved: go on with {go_on}"
+        if (folder := display.folder or resumed) is not None and _is_run(folder):
+            words = f"stopped; what was done is saved: go on with `{way_on(folder, comm)}`"
         errors.print(words, markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
+    except SSFLError as error:
+        if display.folder is None or not _is_run(display.folder):
+            raise
+        go_on = way_on(display.folder, comm)
+        raise SSFLError(f"{error}; when that is mended, go on with `{go_on}`") from error
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.toml").exists()
 
 
 def refuse_for_a_resumed_run(options: Mapping[str, object]) -> None:

@@ -5,13 +5,11 @@ They prepare Flower's files, start Flower's own programs as children, and leave 
 
 import contextlib
 import logging
-import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,7 +105,7 @@ def serve(
     COMMUNICATORS.register("flower", "ssfl.comm.flower.serve:connect")
     tell(f"Run directory {run.path}; `{run.way_on}` goes on with it if it is stopped.")
     try:
-        with logging_apart(run.path / "flower" / "serve.log"), ended_by_sigterm():
+        with logging_apart(run.path / "flower" / "serve.log"):
             Experiment(run, "flower", Bars(console)).play()
     except KeyboardInterrupt:
         tell(f"Stopped; what was done is saved: go on with `{run.way_on}`.")
@@ -201,7 +199,7 @@ def site_start(
 
     options, config = load_site(folder, data.resolve() if data else None)
     try:
-        with logging_apart(folder / "flower" / "site.log"), ended_by_sigterm():
+        with logging_apart(folder / "flower" / "site.log"):
             run_site(folder.resolve(), options, config)
     except KeyboardInterrupt:
         tell("Left the federation; what was learnt here is in " + str(folder / "runs"))
@@ -242,17 +240,3 @@ def only_to(handler: logging.Handler, logger: logging.Logger) -> Iterator[None]:
         handler.close()
         logger.handlers, level, logger.propagate = before
         logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Treat a polite end (systemd, kill) like Ctrl-C: save, end the children, go."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -20,7 +20,7 @@ def recipes() -> None:
     from rich.table import Table
 
     from ssfl.commands.console import console
-    from ssfl.config import recipes as all_recipes
+    from ssfl.recipes import recipes as all_recipes
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, about in all_recipes().items():

@@ -70,7 +70,6 @@ def reproduce(
     """
     from ssfl.commands.console import errors, say
     from ssfl.errors import ConfigError
-    from ssfl.interrupts import sigterm_is_ctrl_c
     from ssfl.reproduce import reproduce as run_study
     from ssfl.reproduce.estimate import parse_duration
     from ssfl.reproduce.pages import collect as gather
@@ -91,7 +90,6 @@ def reproduce(
     assert study is not None
     out = out or Path("results")
     terminal = Terminal()
-    sigterm_is_ctrl_c()
     try:
         result = run_study(
             study,

@@ -41,7 +41,6 @@ def train(
     from ssfl.config import load_config
     from ssfl.display import Bars
     from ssfl.errors import ConfigError
-    from ssfl.interrupts import sigterm_is_ctrl_c
     from ssfl.report import write_report
 
     if comm == "flower":
@@ -71,20 +70,19 @@ def train(
         if comm != "ray":
             raise ConfigError("--gpus-per-worker is for --comm ray: leave it out")
         settings.append(f"device.gpus_per_worker={gpus_per_worker}")
-    sigterm_is_ctrl_c()
     display = Bars(console)
-    with stop_gracefully(display):
+    with stop_gracefully(display, comm, resume):
         if resume is not None:
             run = experiment.resume(resume, comm=comm, display=display)
         else:
             assert recipe is not None
             config = load_config(recipe, settings)
             run = experiment.train(config, out=out, comm=comm, display=display)
-    show_final(run.final)
-    if not no_report:
-        with console.status("drawing the report"):
-            page = write_report(run)
-        say(f"to look at: {page}")
+        show_final(run.final)
+        if not no_report:
+            with console.status("drawing the report"):
+                page = write_report(run)
+            say(f"to look at: {page}")
     say(f"all of it: {run.path}")
 
 

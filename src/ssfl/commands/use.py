@@ -1,6 +1,7 @@
 """`ssfl export`, `ssfl embed` and `ssfl classify`: using what was learned."""
 
 import csv
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,6 +56,7 @@ def embed(
     """
     from ssfl.commands.console import say
     from ssfl.errors import ConfigError
+    from ssfl.files import replacing, write_bytes
     from ssfl.use import find_images
 
     if out.suffix not in (".npy", ".parquet"):
@@ -64,13 +66,14 @@ def embed(
     files = find_images(images)
     features, broken = _features(run, client, files, skip_broken)
     files = [file for file in files if file not in broken]
-    out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix == ".npy":
         import numpy as np
 
-        np.save(out, features.numpy())
+        with replacing(out) as target:
+            np.save(target, features.numpy())
         # Not NAME.csv, which may well hold the labels of the same images.
-        _write_csv(out.with_suffix(".files.csv"), [["file"], *[[str(file)] for file in files]])
+        names = _csv([["file"], *[[str(file)] for file in files]])
+        write_bytes(out.with_suffix(".files.csv"), names)
     else:
         _write_parquet(out, files, features)
     count, width = features.shape
@@ -118,7 +121,7 @@ def classify(
             typer.echo(printable(f"{row[0]}\t{row[1]}\t{row[2]}"))
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _write_csv(out, [header, *rows])
+        out.write_bytes(_csv([header, *rows]))
         say(f"saved {out}: {len(rows):,} images")
     expected = classifier.expected
     guess = (
@@ -173,14 +176,17 @@ def _write_parquet(out: Path, files: list[Path], features: "Tensor") -> None:
     import pyarrow.parquet as pq
 
     from ssfl.data.decode import printable
+    from ssfl.files import replacing
 
     flat = pa.array(features.numpy().reshape(-1))
     column = pa.FixedSizeListArray.from_arrays(flat, features.shape[1])
     table = pa.table({"file": [printable(str(file)) for file in files], "features": column})
-    pq.write_table(table, out)
+    with replacing(out) as target:
+        pq.write_table(table, target)
 
 
-def _write_csv(path: Path, rows: list[list[str]]) -> None:
+def _csv(rows: list[list[str]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
     # Names of files that are no text come out as the bytes they are.
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        csv.writer(file).writerows(rows)
+    return text.getvalue().encode("utf-8", "surrogateescape")

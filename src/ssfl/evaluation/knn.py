@@ -6,6 +6,8 @@ be read while a run goes on. A tied vote goes to the lowest class, as in scikit-
 several bank images at exactly the k-th similarity are counted is not specified.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -71,7 +73,10 @@ def knn_accuracy(
     k: int = 200,
     temperature: float = 0.1,
 ) -> float:
-    """Share of queries given their own label, between 0 and 1."""
+    """Share of queries given their own label, between 0 and 1. NaN where features are not finite:
+    they have no neighbours, and what they would be given by chance is not their merit."""
+    if not (bank.isfinite().all() and queries.isfinite().all()):
+        return math.nan
     predicted = knn_predict(bank, bank_labels, queries, k=k, temperature=temperature)
     return float((predicted == query_labels.to(predicted.device)).double().mean())
 

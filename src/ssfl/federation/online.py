@@ -5,6 +5,7 @@ Personal: every client judges its own encoder on its own test images and sends t
 labels are known, health figures alone.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,10 +43,12 @@ class OnlineEvaluation:
         there_is_theta = self._trainer.algorithm.sends  # that of local-only never learns anything
         figures = self.shared(self._server.theta) if there_is_theta else {}
         figures |= self._personal()
-        # Where the images are at sites, or everybody is alone, the evidence is with the clients.
-        if not there_is_theta or len(self._data.dataset.train) == 0:
+        # Where the images are at sites, or everybody is alone, the evidence is with the clients;
+        # elsewhere they can still diverge where Θ does not, and are missing in the means.
+        alone = not there_is_theta or len(self._data.dataset.train) == 0
+        if alone or "warning" not in figures:
             width = self._trainer.models.global_.method.backbone.features
-            figures |= _clients_trouble(figures.get("clients", {}), width)
+            figures |= _clients_trouble(figures.get("clients", {}), width, diverged=not alone)
         return figures
 
     def baselines(self) -> Figures:
@@ -142,8 +145,11 @@ def _health_row(found: Health) -> Figures:
     return row | ({"warning": warning} if warning else {})
 
 
-def _clients_trouble(clients: Mapping[str, Mapping[str, float]], width: int) -> Figures:
-    """A warning where clients' own encoders look collapsed, by what they say of them."""
+def _clients_trouble(
+    clients: Mapping[str, Mapping[str, float]], width: int, *, diverged: bool = False
+) -> Figures:
+    """A warning where clients' own encoders look collapsed, by what they say of them; or only where
+    they have `diverged`."""
     needed = ("std_ratio", "effective_rank", "uniformity")
     told = {}
     for who, sent in clients.items():
@@ -151,7 +157,7 @@ def _clients_trouble(clients: Mapping[str, Mapping[str, float]], width: int) -> 
             ratio, rank, uniformity = (sent[name] for name in needed)
             share = sent.get("epsilon_share")
             found = Health(ratio, ratio, rank, uniformity, epsilon_share=share, dimensions=width)
-            if warning := trouble(found):
+            if (warning := trouble(found)) and (math.isnan(ratio) or not diverged):
                 told[who] = warning
     if not told:
         return {}

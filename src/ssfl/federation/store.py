@@ -89,6 +89,10 @@ class StateStore:
                     if version > rounds:
                         self._path(client, version).unlink(missing_ok=True)
 
+    def lost(self, clients: Iterable[int], rounds: int) -> list[int]:
+        """Which of these have a state on disk, but none that was made within `rounds` rounds."""
+        return [c for c in sorted(clients) if min(self._on_disk(c), default=rounds) > rounds]
+
     def clients(self) -> list[int]:
         """Clients with a state, on disk or in memory."""
         on_disk = {int(path.name) for path in self.folder.glob("*") if path.name.isdigit()}
