@@ -1,11 +1,13 @@
-"""A process on a shared machine takes the cores that it was lent."""
+"""A process on a shared machine takes the cores that it was lent, and shares work out over them."""
 
 import os
+from threading import Barrier, get_ident
 
 import pytest
+import torch
 
 from ssfl.assemble import build_hosts, load_federated
-from ssfl.cores import cores
+from ssfl.cores import cores, side_by_side
 from ssfl.federation.store import StateStore
 from tiny import tiny
 
@@ -20,3 +22,44 @@ def test_there_are_no_more_workers_than_cores_that_this_process_may_use(tmp_path
         assert len(build_hosts(config, data, StateStore(tmp_path, 1 << 20))) == 1
     finally:
         os.sched_setaffinity(0, ours)
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_work_is_shared_out_to_threads_that_do_not_share_theirs(three_threads):
+    everyone = Barrier(3)  # all three are at work at once, or this breaks
+
+    def one(item):
+        everyone.wait(timeout=60)
+        return item, torch.get_num_threads()
+
+    assert list(side_by_side(one, range(6))) == [(item, 1) for item in range(6)]
+    assert torch.get_num_threads() == 3
+
+
+def test_one_item_that_fails_ends_the_work_and_leaves_torch_its_threads(three_threads):
+    def one(item):
+        if item == 1:
+            raise ValueError("no such item")
+        return item
+
+    made = side_by_side(one, range(1000))
+    assert next(made) == 0
+    with pytest.raises(ValueError, match="no such item"):
+        list(made)
+    assert torch.get_num_threads() == 3
+
+
+def test_where_torch_has_one_thread_work_is_done_where_it_is_asked_for():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert set(side_by_side(lambda _: get_ident(), range(4))) == {get_ident()}
+    finally:
+        torch.set_num_threads(before)

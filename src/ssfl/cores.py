@@ -1,6 +1,12 @@
-"""How many CPU cores are ours."""
+"""How many CPU cores are ours, and work shared out over them."""
 
 import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def cores() -> int:
@@ -8,3 +14,42 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def side_by_side(
+    work: Callable[[Item], Result], items: Sequence[Item], threads: int | None = None
+) -> Iterator[Result]:
+    """What `work` makes of each item, in order, by so many threads (default: as many as torch has)
+    with one torch thread each.
+
+    Left to torch, all cores share every operation and wait for the slowest of them at its end: long
+    where other work shares the cores. Here they meet once, and how many there are makes no
+    difference to a result.
+    """
+    import torch
+
+    _keep_freed_memory()
+    before = torch.get_num_threads()
+    threads = min(threads or before, len(items))
+    if threads <= 1 and before == 1:
+        yield from map(work, items)
+        return
+    pool = ThreadPoolExecutor(
+        max(1, threads), "ssfl-core", initializer=torch.set_num_threads, initargs=(1,)
+    )
+    try:
+        yield from pool.map(work, items)
+    finally:  # Ctrl-C comes here too
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)
+
+
+def _keep_freed_memory() -> None:
+    """Have what is freed at hand for what comes next.
+
+    glibc hands freed blocks back to the system if they are larger than any it has seen before, up
+    to 32 MiB, and gets the next ones anew, a page fault for every 4 KB. So it is shown a large one.
+    """
+    import torch
+
+    torch.empty(2**25 - 2**14, dtype=torch.uint8)
