@@ -40,12 +40,13 @@ def extract(
     indices: Tensor | None = None,
     autocast: torch.dtype | None = None,
     progress: Callable[[int], None] | None = None,
+    threads: int | None = None,
 ) -> Tensor:
     """Features (N, d), float32, on `device`, of `pixels_u8` or of its rows `indices`, in order.
 
     The encoder must already be on `device`. `normalise` turns a uint8 batch into the encoder's
     input; `progress` is told the number of images of each batch as it is issued. On a CPU a batch
-    may be smaller, and torch's threads take one each.
+    may be smaller, and so many threads (default: torch's) take one each.
     """
     device = torch.device(device)
     count = len(pixels_u8) if indices is None else len(indices)
@@ -62,7 +63,7 @@ def extract(
             return encoder(normalise(_upload(pixels_u8[rows], device))).flatten(1)  # type: ignore[no-any-return]
 
     spans = _batches(count, batch, device, pixels_u8.shape[-2:].numel())
-    in_turn = map(one, spans) if device.type == "cuda" else side_by_side(one, spans)
+    in_turn = map(one, spans) if device.type == "cuda" else side_by_side(one, spans, threads)
     out: Tensor | None = None
     done = 0
     with evaluating(encoder), _autocast(device, autocast):  # here too: weights stay cast
