@@ -94,3 +94,9 @@ def test_the_chunk_size_changes_no_prediction(chunk: int, k: int, seed: int) -> 
 def test_an_empty_bank_is_an_error_for_people() -> None:
     with pytest.raises(DataError, match="at least one labelled image"):
         knn_predict(torch.empty(0, 3), torch.empty(0), torch.ones(1, 3))
+
+
+def test_features_that_a_gradient_could_flow_into_are_judged_like_any() -> None:
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    votes = knn_votes(x.requires_grad_(), y, x, k=5)
+    torch.testing.assert_close(votes, knn_votes(x.detach(), y, x.detach(), k=5))
