@@ -24,8 +24,33 @@ def test_there_are_no_more_workers_than_cores_that_this_process_may_use(tmp_path
         os.sched_setaffinity(0, ours)
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "1600000 100000\n"}, 8),
+        ({"cpu.max": "20000 100000\n"}, 1),
+        ({"cpu.max": "no idea\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "350000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+    ],
+)
+def test_a_container_has_as_many_cores_as_it_was_lent_the_time_of(
+    limits, expected, tmp_path, monkeypatch
+):
+    for name, text in limits.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("ssfl.cores.CONTAINER", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert cores() == expected
+
+
 @pytest.fixture
-def three_threads():
+def three_threads(monkeypatch):
+    monkeypatch.setattr("ssfl.cores.cores", lambda: 4)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
