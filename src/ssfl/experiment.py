@@ -179,7 +179,7 @@ class Experiment:
         judge = trainer
         if config.server.deadline:
             judge = build_host(config, data, store, trainer.engine).trainer
-        evaluation = OnlineEvaluation(config.evaluation, data, judge, server)
+        evaluation = OnlineEvaluation(config.evaluation, data, judge, server, len(hosts))
 
         def record(row: Row) -> None:
             row = {**row, "train_seconds": time.perf_counter() - started}

@@ -101,6 +101,32 @@ def test_progress_hears_of_every_image_once(encoder: Counting, pixels: Tensor) -
     assert heard == [10, 10, 3]
 
 
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+def test_how_many_cores_there_are_makes_no_difference_to_a_feature(
+    encoder: Counting, precision: torch.dtype | None
+) -> None:
+    pixels = torch.randint(256, (150, 3, 32, 32), dtype=torch.uint8)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(extract(encoder, pixels, normalise, device="cpu", autocast=precision))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, found[0]) for one in found)
+    assert not any(one.requires_grad for one in found)
+
+
+def test_a_cpu_sees_few_images_at_a_time_and_fewer_the_larger_they_are(encoder: Counting) -> None:
+    seen = []
+    encoder.body[0].register_forward_hook(lambda _m, args, _out: seen.append(len(args[0])))
+    for count, size in ((150, 32), (20, 96)):
+        pixels = torch.zeros(count, 3, size, size, dtype=torch.uint8)
+        extract(encoder, pixels, normalise, batch=512, device="cpu")
+    assert sorted(seen) == [4, 8, 8, 22, 64, 64]
+
+
 def test_an_encoders_features_are_computed_once_for_each_split(
     encoder: Counting, pixels: Tensor
 ) -> None:

@@ -104,3 +104,9 @@ def test_features_that_are_not_finite_have_no_accuracy(broken: str) -> None:
     features[broken][3, 1] = math.nan
     labels = torch.zeros(20, dtype=torch.long)
     assert math.isnan(knn_accuracy(features["bank"], labels, features["queries"], labels[:10]))
+
+
+def test_features_that_a_gradient_could_flow_into_are_judged_like_any() -> None:
+    x, y = torch.randn(30, 4), torch.arange(30) % 3
+    votes = knn_votes(x.requires_grad_(), y, x, k=5)
+    torch.testing.assert_close(votes, knn_votes(x.detach(), y, x.detach(), k=5))

@@ -216,10 +216,24 @@ def test_federated_training_is_fedavg_of_plain_sgd_on_clients_of_any_size() -> N
 def test_taking_the_clients_in_groups_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = features(n=300)
     sizes = [10, 120, 50, 40, 80]
-    whole = federated_linear(x.split(sizes), y.split(sizes), x, y, 6, PLAIN)
-    monkeypatch.setattr("ssfl.evaluation.linear._BLOCK", 2 * PLAIN.batch * (x.shape[1] + 4))
-    grouped = federated_linear(x.split(sizes), y.split(sizes), x, y, 6, PLAIN)
-    torch.testing.assert_close(grouped.weight, whole.weight)
+    for name, groups in (("_GROUPS", 1), ("_GROUPS", 2), ("_BLOCK", 1)):
+        whole = federated_linear(x.split(sizes), y.split(sizes), x, y, 6, PLAIN)
+        monkeypatch.setattr(f"ssfl.evaluation.linear.{name}", groups)
+        grouped = federated_linear(x.split(sizes), y.split(sizes), x, y, 6, PLAIN)
+        torch.testing.assert_close(grouped.weight, whole.weight)
+
+
+def test_how_many_cores_there_are_makes_no_difference_to_fedavg() -> None:
+    x, y = features(n=300)
+    sizes = [10, 20, 50, 40, 80, *[5] * 20]
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(federated_linear(x.split(sizes), y.split(sizes), x, y, 6, PLAIN))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one.weight, found[0].weight) for one in found)
 
 
 def test_fedavg_with_one_client_equals_centralised_sgd() -> None:

@@ -7,7 +7,8 @@ import torch
 
 from ssfl.algorithms.learner import Learner
 from ssfl.assemble import build_algorithm, build_method, load_federated
-from ssfl.federation.engine import DeviceOptions, Engine
+from ssfl.errors import ConfigError
+from ssfl.federation.engine import DeviceOptions, Engine, pick_device
 from ssfl.models.norm import BatchNorm
 from ssfl.ssl.base import Batch
 from tiny import tiny
@@ -75,3 +76,18 @@ def test_gradients_of_micro_batches_add_up() -> None:
             one.share, one.last = 0.5, part == 1
             one.descend(one.loss(one(batch(BATCH, part))))
     torch.testing.assert_close(ours.flat.vector, plain.flat.vector, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpu", "meta", "mps", "cuda:x"])
+def test_a_device_that_is_none_of_ours_is_refused_in_one_sentence(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' is not a device; use cpu, cuda or auto"):
+        pick_device(name)
+
+
+def test_a_gpu_beyond_the_last_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda") == torch.device("cuda")
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ConfigError, match="there is no GPU 2 here, the last is cuda:1"):
+        pick_device("cuda:2")

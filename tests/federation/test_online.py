@@ -1,17 +1,20 @@
 """What is made of the figures that clients send of their own encoders."""
 
 import math
+from pathlib import Path
+from threading import get_ident
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ssfl.assemble import load_federated
+from ssfl.assemble import build_host, load_federated
 from ssfl.config import Config, parse
 from ssfl.data.federated import FederatedData
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.federation.messages import Reply, TaskKind
 from ssfl.federation.online import OnlineEvaluation, _client_row
+from ssfl.federation.store import StateStore
 
 
 @pytest.mark.parametrize("claim", [math.nan, math.inf, -0.1, 50.0])
@@ -82,3 +85,25 @@ def test_raw_pixels_are_judged_on_the_clients_and_the_bank_that_encoders_are_jud
 
 def test_raw_pixels_have_a_figure_where_no_client_is_judged() -> None:
     assert set(pixels_of(*digits(clients=0))) == {"pixels_knn_global"}
+
+
+def test_while_the_shared_encoder_is_judged_the_cores_of_all_workers_are_at_work(
+    tmp_path: Path,
+) -> None:
+    """And its figures are those that one alone would find."""
+    config, data = digits()
+    trainer = build_host(config, data, StateStore(tmp_path, 1 << 20)).trainer
+    theta = trainer.models.global_.flat.shared.clone()
+    seen: set[int] = set()
+    trainer.models.global_.method.backbone.register_forward_hook(lambda *_: seen.add(get_ident()))
+    before, figures = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
+        for workers in (1, 2):
+            seen.clear()
+            judge = OnlineEvaluation(config.evaluation, data, trainer, None, workers)  # type: ignore[arg-type]
+            figures.append(judge.shared(theta))
+            assert (seen == {get_ident()}) is (workers == 1)
+    finally:
+        torch.set_num_threads(before)
+    assert figures[0] == figures[1]

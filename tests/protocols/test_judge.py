@@ -21,6 +21,7 @@ from ssfl.data.federated import FederatedData
 from ssfl.errors import ConfigError
 from ssfl.evaluation.linear import LinearOptions
 from ssfl.experiment import train
+from ssfl.federation.engine import DeviceOptions, Engine
 from ssfl.protocols import bench
 from ssfl.protocols.judge import ProtocolOptions, evaluate
 from ssfl.protocols.scores import load_evaluation
@@ -372,6 +373,21 @@ def test_adapted_encoders_are_judged_each_by_itself(tmp_path: Path) -> None:
     run = trained(tmp_path, "la-ssfl")
     figures = evaluate(run, ["linear"], options=QUICK)["personal_linear_global"].clients
     assert len(set(figures.values())) > 1
+
+
+def test_nothing_is_compiled_for_the_few_steps_of_an_evaluation(
+    shared: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU it would take longer than they do, and fail where there is no compiler."""
+    asked, make = [], Engine.__init__
+
+    def noted(engine: Engine, options: DeviceOptions) -> None:
+        asked.append(options.compile)
+        make(engine, options)
+
+    monkeypatch.setattr(Engine, "__init__", noted)
+    bench.Bench(shared)
+    assert asked == ["off"]
 
 
 @pytest.mark.parametrize("asked", [None, ["knn"], ["linear", "semi-finetune"]])

@@ -10,7 +10,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from ssfl.cores import side_by_side
 from ssfl.errors import DataError
+
+PIXELS = 64 * 32 * 32
+"""At most so many, but a few images' at the least, pass through an encoder at once on a CPU."""
+FEWEST = 8
 
 
 @contextmanager
@@ -35,11 +40,13 @@ def extract(
     indices: Tensor | None = None,
     autocast: torch.dtype | None = None,
     progress: Callable[[int], None] | None = None,
+    threads: int | None = None,
 ) -> Tensor:
     """Features (N, d), float32, on `device`, of `pixels_u8` or of its rows `indices`, in order.
 
     The encoder must already be on `device`. `normalise` turns a uint8 batch into the encoder's
-    input; `progress` is told the number of images of each batch as it is issued.
+    input; `progress` is told the number of images of each batch as it is issued. On a CPU a batch
+    may be smaller, and so many threads (default: torch's) take one each.
     """
     device = torch.device(device)
     count = len(pixels_u8) if indices is None else len(indices)
@@ -47,13 +54,20 @@ def extract(
         raise DataError("there are no images to extract features from: the split is empty")
     if indices is not None:
         indices = indices.to(pixels_u8.device)
+
+    def one(span: tuple[int, int]) -> Tensor:
+        rows = slice(*span) if indices is None else indices[slice(*span)]
+        # These modes are each thread's own. no_grad rather than inference_mode: a classifier's
+        # autograd may use these features later.
+        with torch.no_grad(), _autocast(device, autocast):
+            return encoder(normalise(_upload(pixels_u8[rows], device))).flatten(1)  # type: ignore[no-any-return]
+
+    spans = _batches(count, batch, device, pixels_u8.shape[-2:].numel())
+    in_turn = map(one, spans) if device.type == "cuda" else side_by_side(one, spans, threads)
     out: Tensor | None = None
     done = 0
-    # no_grad rather than inference_mode: a classifier's autograd may use these features later.
-    with torch.no_grad(), evaluating(encoder), _autocast(device, autocast):
-        for start, stop in _batches(count, batch, device):
-            raw = pixels_u8[start:stop] if indices is None else pixels_u8[indices[start:stop]]
-            features = encoder(normalise(_upload(raw, device))).flatten(1)
+    with evaluating(encoder), _autocast(device, autocast):  # here too: weights stay cast
+        for (start, stop), features in zip(spans, in_turn, strict=True):
             if out is None:
                 out = torch.empty(count, features.shape[1], dtype=torch.float32, device=device)
             out[start:stop].copy_(features)
@@ -64,9 +78,16 @@ def extract(
     return out
 
 
-def _batches(count: int, batch: int, device: torch.device) -> list[tuple[int, int]]:
-    """Where each batch starts and stops. On a GPU the last one reaches back to be full: kernels
-    are chosen for each new shape, which takes longer than a few images seen twice."""
+def _batches(count: int, batch: int, device: torch.device, area: int) -> list[tuple[int, int]]:
+    """Where each batch of images of so many pixels starts and stops.
+
+    On a GPU the last one reaches back to be full: kernels are chosen for each new shape, which
+    takes longer than a few images seen twice. A CPU is given few images at a time, whose
+    activations fit its caches and are made in memory that the allocator has at hand: memory of
+    tens of megabytes it asks of the system anew, page by page.
+    """
+    if device.type != "cuda":
+        batch = min(batch, max(FEWEST, PIXELS // area))
     spans = [(start, min(start + batch, count)) for start in range(0, count, batch)]
     if device.type == "cuda":
         spans[-1] = (max(0, count - batch), count)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ssfl.errors import DataError
 
 
+@torch.no_grad()
 def knn_votes(
     bank: Tensor,
     bank_labels: Tensor,
@@ -35,10 +36,12 @@ def knn_votes(
     labels = bank_labels.to(bank.device, torch.long)
     classes = int(labels.max()) + 1
     bank, queries = F.normalize(bank, dim=1), F.normalize(queries, dim=1)
-    chunk = chunk or _chunk(bank, k * classes)
+    chunk = min(chunk or _chunk(bank, k * classes), len(queries))
+    similarities = bank.new_empty(chunk, len(bank))  # once: fresh memory costs a CPU page faults
     votes = bank.new_empty(len(queries), classes)
     for start in range(0, len(queries), chunk):
-        similarity = queries[start : start + chunk] @ bank.T
+        some = queries[start : start + chunk]
+        similarity = torch.mm(some, bank.T, out=similarities[: len(some)])
         nearest, rows = similarity.topk(k, dim=1)
         # Relative to the nearest: the same shares, and no overflow at a low temperature.
         weights = ((nearest - nearest[:, :1]) / temperature).exp_()

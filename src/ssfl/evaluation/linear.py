@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ssfl import seeding
+from ssfl.cores import side_by_side
 from ssfl.errors import DataError
 from ssfl.evaluation.logistic import fit_logistics
 from ssfl.evaluation.replay import Replayed
@@ -203,9 +204,10 @@ def _check(features: Sequence[Tensor], labels: Sequence[Tensor], classes: int) -
         raise DataError("a linear classifier needs at least one labelled training image")
 
 
-# --- FedAvg of a linear classifier, all clients' local SGD in one batched product per step ---
+# --- FedAvg of a linear classifier, many clients' local SGD in one batched product per step ---
 
 _BLOCK = 2**26  # elements gathered per step: more clients than this allows go in groups
+_GROUPS = 16  # of clients on a CPU, for its cores to share out; so many on any, for the same bits
 
 
 def _fedavg(
@@ -236,6 +238,8 @@ def _fedavg(
     # Largest first, so that the clients still at work at any step are the first few.
     order = sorted((c for c in range(len(sizes)) if sizes[c] > 0), key=lambda c: -sizes[c])
     group = max(1, _BLOCK // (options.batch * x.shape[1]))
+    if x.is_cpu:
+        group = min(group, math.ceil(len(order) / _GROUPS))
     plans = [
         _plan(order[first : first + group], sizes, options, x)
         for first in range(0, len(order), group)
@@ -245,14 +249,21 @@ def _fedavg(
     shuffled = torch.empty(options.local_epochs * len(x), dtype=torch.long, device=x.device)
     lr = x.new_zeros(())
 
+    def one_group(number: int) -> Tensor:
+        plan, momentum = plans[number], momenta[number]
+        local = model.expand(len(plan.weights), -1, -1).clone()
+        if not keep_momentum:
+            momentum.zero_()
+        _local_sgd(local, momentum, x, y, plan, shuffled, lr, options.momentum, decay)
+        mean: Tensor = torch.tensordot(plan.weights, local, dims=1)
+        return mean
+
+    in_turn = side_by_side if x.is_cpu else map
+
     def one_round() -> None:
         total = torch.zeros_like(model)
-        for plan, momentum in zip(plans, momenta, strict=True):
-            local = model.expand(len(plan.weights), -1, -1).clone()
-            if not keep_momentum:
-                momentum.zero_()
-            _local_sgd(local, momentum, x, y, plan, shuffled, lr, options.momentum, decay)
-            total += torch.tensordot(plan.weights, local, dims=1)
+        for part in in_turn(one_group, range(len(plans))):
+            total += part
         model.copy_(total)
 
     play = Replayed(one_round, x.device)

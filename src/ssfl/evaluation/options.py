@@ -19,6 +19,6 @@ class EvaluationOptions(Section):
     bank: int = Field(50_000, ge=1)
     """Training images in the bank of the global indicator, spread over all of them."""
     batch: int = Field(512, ge=1)
-    """Images in a forward pass of the evaluation."""
+    """Images in a forward pass of the evaluation (on a CPU never more than its caches hold)."""
     baselines: bool = False
     """Also measure raw pixels and the untrained encoder, to have something to compare with."""

@@ -172,9 +172,14 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(
-            f"device.device: '{name}' is not a device; use cpu, cuda or auto"
-        ) from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device.device: '{name}' is not a device; use cpu, cuda or auto")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device.device: no GPU can be used here; set device.device=cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise ConfigError(
+            f"device.device: there is no GPU {device.index} here, the last is cuda:{last}"
+        )
     return device

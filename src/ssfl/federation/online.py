@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ssfl.data.federated import FederatedData
@@ -35,8 +36,11 @@ class OnlineEvaluation:
         data: FederatedData,
         trainer: Trainer,
         server: Server,
+        workers: int = 1,
     ) -> None:
+        """`workers` train clients in this process: while Θ is judged, their cores are free."""
         self._options, self._data, self._trainer, self._server = options, data, trainer, server
+        self._workers = workers
 
     def measure(self) -> Figures:
         """Global and per-client figures of the models as they are now."""
@@ -121,7 +125,8 @@ class OnlineEvaluation:
         )
 
     def _features(self, encoder: nn.Module, images: Images, rows: Tensor | None = None) -> Tensor:
-        return self._trainer.features(encoder, images, rows, self._options.batch)
+        threads = self._workers * torch.get_num_threads()
+        return self._trainer.features(encoder, images, rows, self._options.batch, threads)
 
 
 def _client_row(replies: list[Reply]) -> Figures:

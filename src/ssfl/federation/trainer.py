@@ -147,9 +147,15 @@ class Trainer:
         return self.models.global_.method.backbone
 
     def features(
-        self, encoder: nn.Module, images: Images, rows: Tensor | None, batch: int
+        self,
+        encoder: nn.Module,
+        images: Images,
+        rows: Tensor | None,
+        batch: int,
+        threads: int | None = None,
     ) -> Tensor:
-        """What an encoder makes of images, or of some rows of them."""
+        """What an encoder makes of images, or of some rows of them; on a CPU in so many threads,
+        where others than its own have nothing to do."""
         engine = self.engine
         return extract(
             encoder,
@@ -159,6 +165,7 @@ class Trainer:
             indices=rows,
             batch=batch,
             autocast=torch.bfloat16 if engine.bf16 else None,
+            threads=threads,
         )
 
     @property

@@ -17,6 +17,7 @@ from ssfl.encoder import Encoder
 from ssfl.errors import ConfigError
 from ssfl.evaluation.features import FeatureCache, extract
 from ssfl.federation.checkpoint import check_fit
+from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Task, TaskKind
 from ssfl.models.backbones import Backbone, build_backbone
 from ssfl.run import Run
@@ -46,7 +47,9 @@ class Bench:
                 "folder; what the sites have measured is on the page that "
                 f"`ssfl report {quote(str(run.path))}` writes"
             )
-        self._host = build_host(run.config, self.data, run.store)
+        # A few steps of adaptation are done long before a step is compiled.
+        engine = Engine(run.config.device.model_copy(update={"compile": "off"}))
+        self._host = build_host(run.config, self.data, run.store, engine)
         self.trainer = self._host.trainer
         self.device = self.trainer.engine.device
         checkpoint = run.checkpoint()

@@ -71,18 +71,22 @@ def embed(
     files = [Path(path) for path in images]
     if not files:
         raise DataError("no images were named: give files or folders")
-    parts = []
+    out: Tensor | None = None
+    done = 0
     for start in range(0, len(files), batch):  # decoded in step: a folder may not fit in memory
         some = files[start : start + batch]
         pixels = read_images(some, encoder, broken)
         if len(pixels):
-            features = extract(encoder, pixels, _as_is, device=device, batch=batch)
-            parts.append(_finite(features.cpu()))
+            features = _finite(extract(encoder, pixels, _as_is, device=device, batch=batch).cpu())
+            if out is None:  # all at once: put together at the end, they would be there twice
+                out = torch.empty(len(files), features.shape[1])
+            out[done : done + len(features)] = features
+            done += len(features)
         if progress is not None:
             progress(len(some))
-    if not parts:
+    if out is None:
         raise DataError(f"none of the {len(files):,} images could be read")
-    return torch.cat(parts)
+    return out[:done]
 
 
 def _finite(features: Tensor) -> Tensor:
