@@ -28,6 +28,7 @@ from ssfl.federation.online import OnlineEvaluation
 from ssfl.federation.server import RoundReport, Server
 from ssfl.federation.shared import SharedStore
 from ssfl.files import remove_unfinished, write_text
+from ssfl.guest import own_torch
 from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
 from ssfl.section import flat
@@ -69,6 +70,7 @@ class Quiet:
     def stop(self) -> None: ...
 
 
+@own_torch()
 def train(
     config: Config | str | Path | Mapping[str, Any],
     *,
@@ -109,6 +111,7 @@ def _from_anywhere(config: Config) -> Config:
     return config.model_copy(update={"data": data})
 
 
+@own_torch()
 def resume(path: str | Path, *, comm: str = "local", display: Display | None = None) -> Run:
     """Go on with a run from its last checkpoint, to the same end as if it had never stopped."""
     if (worked_for := join(comm)) is not None:

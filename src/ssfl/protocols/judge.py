@@ -30,6 +30,7 @@ from ssfl.evaluation.linear import (
     naive_federated_linear,
 )
 from ssfl.evaluation.spread import spread
+from ssfl.guest import own_torch
 from ssfl.protocols.bench import GLOBAL, Bench, Progress, silent
 from ssfl.protocols.scores import (
     Evaluation,
@@ -72,6 +73,7 @@ class ProtocolOptions(Section):
     """Clients whose encoders are judged, spread over all of them."""
 
 
+@own_torch()
 def evaluate(
     run: Run | str | Path,
     protocols: Sequence[str] | None = None,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ssfl.errors import DataError
 from ssfl.evaluation.logistic import fit_logistic
+from ssfl.guest import own_torch
 
 FOLDS = 5
 
@@ -34,6 +35,7 @@ class Classifier:
         return (features @ self.weight.T + self.bias).softmax(1)
 
 
+@own_torch()
 def fit_classifier(features: Tensor, labels: list[str]) -> Classifier:
     """Fit to labelled features, and estimate how good it is from the same few labels."""
     classes = tuple(sorted(set(labels)))

@@ -11,6 +11,7 @@ from ssfl.data.sources.folder import image_files
 from ssfl.encoder import Encoder
 from ssfl.errors import CheckpointError, DataError
 from ssfl.evaluation.features import extract
+from ssfl.guest import own_torch
 
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
@@ -32,6 +33,7 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     return found
 
 
+@own_torch()
 def read_images(
     paths: Sequence[Path], encoder: Encoder, broken: list[Path] | None = None
 ) -> Tensor:
@@ -52,6 +54,7 @@ def read_images(
     return read.pixels
 
 
+@own_torch()
 def embed(
     encoder: Encoder,
     images: Tensor | Sequence[str | Path],
