@@ -156,7 +156,10 @@ def parse(raw: Mapping[str, Any]) -> Config:
             continue
         if not isinstance(given, Mapping):
             raise ConfigError(f"{section} is a table of options, not {given!r}")
-        options = registry[str(_chosen(section, given))].Options
+        name = str(_chosen(section, given))
+        options = getattr(registry[name], "Options", None)
+        if options is None:  # a plug-in's
+            raise ConfigError(f"{registry.kind} '{name}' has no Options: give its class some")
         sections[section] = validated(options, dict(given), prefix=f"{section}.")
     config: Config = validated(Config, sections)
     return config
