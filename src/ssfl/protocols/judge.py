@@ -76,7 +76,7 @@ class ProtocolOptions(Section):
 @own_torch()
 def evaluate(
     run: Run | str | Path,
-    protocols: Sequence[str] | None = None,
+    protocols: str | Sequence[str] | None = None,
     *,
     options: ProtocolOptions | None = None,
     data: FederatedData | None = None,
@@ -93,13 +93,15 @@ def evaluate(
 
 def measure(
     run: Run,
-    protocols: Sequence[str] | None = None,
+    protocols: str | Sequence[str] | None = None,
     *,
     options: ProtocolOptions | None = None,
     data: FederatedData | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """What `evaluate` finds and would write."""
+    if isinstance(protocols, str):
+        protocols = [protocols]
     chosen = TABLES if protocols is None else tuple(protocols)
     for name in chosen:
         if name not in PROTOCOLS:
