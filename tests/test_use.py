@@ -337,6 +337,19 @@ def test_the_classifier_is_scikit_learns_on_centred_features_of_unit_scale() -> 
     )
 
 
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (torch.arange(40) % 2, "labels are names, given as text"),
+        ([0, 1] * 20, "labels are names, given as text"),
+        (["a", "b"] * 10, "there are 40 features, but 20 labels"),
+    ],
+)
+def test_labels_that_are_no_names_or_too_few_are_refused(labels: list[str], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        fit_classifier(torch.arange(80.0).view(40, 2), labels)
+
+
 def test_bad_label_files_are_told_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "few.csv"
     path.write_text("file,label\nmissing.png,cat\n")

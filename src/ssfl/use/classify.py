@@ -36,8 +36,14 @@ class Classifier:
 
 
 @own_torch()
-def fit_classifier(features: Tensor, labels: list[str]) -> Classifier:
+def fit_classifier(features: Tensor, labels: Sequence[str]) -> Classifier:
     """Fit to labelled features, and estimate how good it is from the same few labels."""
+    if len(labels) != len(features):
+        raise DataError(f"there are {len(features):,} features, but {len(labels):,} labels")
+    if not all(isinstance(label, str) for label in labels):  # a tensor's numbers are all distinct
+        raise DataError(
+            "labels are names, given as text: [str(label) for label in labels.tolist()]"
+        )
     classes = tuple(sorted(set(labels)))
     if len(classes) < 2:
         raise DataError("a classifier needs labels of at least two classes")
