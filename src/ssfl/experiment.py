@@ -112,13 +112,13 @@ def _from_anywhere(config: Config) -> Config:
 
 
 @own_torch()
-def resume(path: str | Path, *, comm: str = "local", display: Display | None = None) -> Run:
+def resume(run: Run | str | Path, *, comm: str = "local", display: Display | None = None) -> Run:
     """Go on with a run from its last checkpoint, to the same end as if it had never stopped."""
     if (worked_for := join(comm)) is not None:
         return Run(worked_for)
-    run = Run(path)
+    run = run if isinstance(run, Run) else Run(run)
     if run.served or run.config.here is not None:
-        raise ConfigError(f"{path} is part of a federation of sites: go on with `{run.way_on}`")
+        raise ConfigError(f"{run.path} is part of a federation of sites: go on with `{run.way_on}`")
     _check_images_are_here(run.config)
     Experiment(run, comm, display or Quiet()).play()
     return run

@@ -46,6 +46,9 @@ class Run:
         if not (self.path / "config.toml").is_file():
             raise ConfigError(f"{self.path} is not a run directory: it has no config.toml")
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
     @classmethod
     def create(cls, config: Config, path: str | Path | None = None) -> "Run":
         """A new run directory; without a path, `runs/NAME`, `runs/NAME-2`, ..."""
