@@ -180,6 +180,11 @@ def test_what_stays_at_home_must_be_there_or_it_would_travel(home: tuple[str, ..
     assert FlatModel(unused, ("queue",)).home.numel() == 0
 
 
+def test_weights_are_kept_with_a_client_by_an_algorithm_not_by_home() -> None:
+    with pytest.raises(ConfigError, match=r"head\.weight is moved by gradients, and home is for"):
+        FlatModel(Net(), ("head.",))
+
+
 def test_scale_and_shift_of_a_group_norm_are_a_norms() -> None:
     layout = FlatModel(nn.Sequential(nn.Conv2d(3, 16, 3), GroupNorm(16))).layout
     kinds = {entry.name: entry.kind for entry in layout.entries}

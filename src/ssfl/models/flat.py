@@ -193,6 +193,11 @@ def _kinds(module: nn.Module, home: tuple[str, ...]) -> dict[str, Kind]:
         _check_there(module, prefix)
     for name in kinds:
         if name.startswith(home) and home:
+            if kinds[name] in (Kind.WEIGHT, Kind.NORM):
+                raise ConfigError(
+                    f"{name} is moved by gradients, and home is for what is not, a queue: an "
+                    "algorithm's arrive keeps weights with a client (examples/own_algorithm.py)"
+                )
             kinds[name] = Kind.HOME
     return kinds
 
