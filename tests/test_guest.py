@@ -1,7 +1,9 @@
 """A notebook's torch is its own: what it has set or drawn neither matters to us nor is changed."""
 
 import random
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from PIL import Image
 import ssfl
 from ssfl.assemble import load_federated
 from ssfl.evaluation.finetune import FinetuneOptions
+from ssfl.guest import own_draws
 from ssfl.protocols.judge import ProtocolOptions
 from ssfl.run import Run
 from ssfl.use import embed, export_encoder, fit_classifier
@@ -92,3 +95,15 @@ def test_torchs_defaults_change_no_bit_of_what_is_learned(run: Run, tmp_path: Pa
     assert {(weight.dtype, weight.device.type) for weight in weights.values()} == {
         (torch.float32, "cpu")
     }
+
+
+def test_two_threads_that_make_networks_draw_one_after_the_other() -> None:
+    def draw(seed: int) -> list[float]:
+        with own_draws(seed):
+            first = float(torch.rand(()))
+            time.sleep(0.05)  # for the other to come between, if it can
+            return [first, float(torch.rand(()))]
+
+    with ThreadPoolExecutor(2) as pool:
+        at_once = list(pool.map(draw, (1, 2)))
+    assert at_once == [draw(1), draw(2)]
