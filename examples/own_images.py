@@ -16,7 +16,8 @@ from ssfl.use import embed, export_encoder, find_images
 
 if len(sys.argv) < 2 or not (folder := Path(sys.argv[1])).is_dir():
     raise SystemExit("give a folder of images: python examples/own_images.py FOLDER")
-by_client = all(path.is_dir() for path in folder.iterdir())
+files = find_images(folder)
+by_client = all(file.parent != folder for file in files)
 config = ssfl.load_config(
     "demo",  # a small network and a short run to begin with
     [
@@ -40,7 +41,6 @@ print(f"feature spread {final['std_ratio']:.2f} (near 0: collapsed)")
 print(f"effective rank {final['effective_rank']:.1f}")
 
 encoder = run.global_encoder()
-files = find_images([folder])
 broken: list[Path] = []  # files that cannot be read are left out, as in training
 features = torch.nn.functional.normalize(embed(encoder, files, broken=broken), dim=1)
 names = [str(file.relative_to(folder)) for file in files if file not in broken]

@@ -5,14 +5,17 @@ python examples/train_demo.py [section.key=value ...]
 
 import sys
 
+from rich.console import Console
+
 import ssfl
 from ssfl.assemble import load_federated
+from ssfl.display import Bars
 from ssfl.use import embed, fit_classifier
 
 LABELS = 200
 
 config = ssfl.load_config("demo", sys.argv[1:])
-run = ssfl.train(config)
+run = ssfl.train(config, display=Bars(Console()))  # without a display, it trains in silence
 print(f"trained {config.server.rounds} rounds; all of it is in {run.path}")
 
 # An encoder is an ordinary nn.Module: images in, features out.

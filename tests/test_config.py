@@ -97,6 +97,25 @@ def test_a_described_configuration_explains_every_key_it_prints() -> None:
 # Settings
 
 
+@pytest.mark.parametrize(
+    ("section", "table"),
+    [
+        ("algorithm", {"name": "per-ssfl", "weight": 0.5}),
+        ("ssl", {"method": "byol"}),
+        ("data", {"source": "digits"}),
+    ],
+)
+def test_a_configuration_made_in_python_has_the_options_of_what_it_chooses(
+    section: str, table: dict[str, Any]
+) -> None:
+    made = Config(**{section: table})
+    assert made == parse({section: table})
+    (chooser, registry), options = CHOICES[section], getattr(made, section)
+    assert type(options) is registry[table[chooser]].Options
+    with pytest.raises(ConfigError, match=f"unknown key {section}.typo"):
+        Config(**{section: {**table, "typo": 1}})
+
+
 def test_a_setting_is_laid_over_the_recipe() -> None:
     config = load_config("demo", ["local.lr=0.03", "seed = 7", "views.crop_scale=[0.5, 1.0]"])
     assert (config.local.lr, config.seed) == (0.03, 7)

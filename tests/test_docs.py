@@ -322,12 +322,15 @@ def test_an_installed_package_needs_no_more_than_its_entry_point(adding):
 
 def test_a_plug_in_that_cannot_be_imported_is_named_beside_the_name_nobody_knows(adding):
     (adding / "clumsy.py").write_text("1 / 0")
-    done = typed("config", "demo", "--set", "algorithm.name=mutual", plugins="clumsy,nowhere")
+    (adding / "script.py").write_text("raise SystemExit('give a folder')")
+    plugins = "clumsy,script,nowhere"
+    done = typed("config", "demo", "--set", "algorithm.name=mutual", plugins=plugins)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     for words in (
         "unknown algorithm 'mutual'",
         "clumsy could not be imported (ZeroDivisionError",
+        "script could not be imported (SystemExit: give a folder",
         "nowhere could not be imported (ModuleNotFoundError",
     ):
         assert words in done.stderr

@@ -91,6 +91,7 @@ def test_own_images_takes_flat_folders_and_folders_of_clients(
         place.mkdir(parents=True, exist_ok=True)
         pixels = random.integers(0, 256, (40, 48, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(place / f"{number:02d}.png")
+    (folder / ".DS_Store").write_text("what a file browser leaves is no image")
     printed = example("own_images.py", str(folder), *(s for s in TINY if "clients" not in s))
     run = Run(tmp_path / "runs" / "own-images")
     assert run.facts["clients"] == clients

@@ -420,10 +420,11 @@ def test_a_run_does_not_go_back_further_than_its_clients_can(tmp_path: Path) -> 
 def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path: Path) -> None:
     run = train(tiny(), out=tmp_path / "run")
     before, rows, final = outcome(run), figures(run), run.final
-    resume(run.path)
-    assert same_bits(outcome(run), before)
-    assert figures(run) == rows
-    assert run.final == final
+    for it in (run, run.path):  # opened, or by its path
+        resume(it)
+        assert same_bits(outcome(run), before)
+        assert figures(run) == rows
+        assert run.final == final
 
 
 class Stopping(Quiet):

@@ -183,6 +183,25 @@ def test_embedding_files_gives_their_features_in_order(
     np.testing.assert_allclose(features, direct, atol=1e-5)
 
 
+def test_one_path_is_as_good_as_several(run: Run, photos: tuple[Path, np.ndarray]) -> None:
+    folder, _ = photos
+    files = sorted(folder.iterdir())
+    assert find_images(str(folder)) == find_images(folder) == find_images([folder]) == files
+    encoder = load_encoder(run)
+    for one in (files[3], str(files[3])):
+        assert torch.equal(embed(encoder, one), embed(encoder, [files[3]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("", "it is a folder"), ("none.png", "there is no such file")]
+)
+def test_what_is_no_file_is_not_called_a_broken_image(
+    run: Run, photos: tuple[Path, np.ndarray], name: str, words: str
+) -> None:
+    with pytest.raises(DataError, match=rf"the first is \S+ \({words}\)"):
+        embed(load_encoder(run), photos[0] / name)
+
+
 def test_a_file_whose_name_is_no_text_is_named_by_its_bytes(
     run: Run, photos: tuple[Path, np.ndarray], tmp_path: Path
 ) -> None:
@@ -330,6 +349,19 @@ def test_the_classifier_is_scikit_learns_on_centred_features_of_unit_scale() -> 
     np.testing.assert_allclose(
         ours.probabilities(torch.from_numpy(x)), peer.predict_proba(scaled), atol=1e-3
     )
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (torch.arange(40) % 2, "labels are names, given as text"),
+        ([0, 1] * 20, "labels are names, given as text"),
+        (["a", "b"] * 10, "there are 40 features, but 20 labels"),
+    ],
+)
+def test_labels_that_are_no_names_or_too_few_are_refused(labels: list[str], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        fit_classifier(torch.arange(80.0).view(40, 2), labels)
 
 
 def test_bad_label_files_are_told_line_by_line(tmp_path: Path) -> None:

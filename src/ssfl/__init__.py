@@ -47,10 +47,12 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'ssfl' has no attribute '{name}'")
+if not TYPE_CHECKING:  # to which a module with this function has whatever name is asked for
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            return getattr(import_module(_HOMES[name]), name)
+        raise AttributeError(f"module 'ssfl' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

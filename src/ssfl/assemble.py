@@ -22,6 +22,7 @@ from ssfl.federation.engine import Engine
 from ssfl.federation.server import Server
 from ssfl.federation.store import StateStore
 from ssfl.federation.trainer import Trainer
+from ssfl.guest import own_draws, own_torch
 from ssfl.models.backbones import build_backbone
 from ssfl.seeding import derive
 from ssfl.ssl import METHODS
@@ -33,6 +34,7 @@ IMAGES_IN_FLIGHT = 512
 twice as many (docs/performance.md)."""
 
 
+@own_torch()
 def load_federated(config: Config, *, progress: bool = False) -> FederatedData:
     """The images, and who holds which; at a site, those of its own clients."""
     if config.here is not None:
@@ -44,8 +46,7 @@ def load_federated(config: Config, *, progress: bool = False) -> FederatedData:
 def build_method(config: Config, dataset: DataSet) -> Method:
     """The SSL method on its backbone, initialised from the experiment's seed."""
     _, channels, size, _ = dataset.train.pixels.shape
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(config.seed, "init"))
+    with own_draws(derive(config.seed, "init")):
         backbone = build_backbone(config.model, channels=channels, image_size=size)
         method: Method = METHODS[config.ssl.method](backbone, config.ssl)
     return method

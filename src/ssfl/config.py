@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     SerializeAsAny,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -86,6 +87,20 @@ class Config(Section):
     device: DeviceOptions = DeviceOptions()
     run: RunOptions = RunOptions()
     paper: PaperFigures = PaperFigures()
+
+    @field_validator("data", "ssl", "algorithm", mode="before")
+    @classmethod
+    def _options_are_those_of_the_choice(cls, given: Any, info: ValidationInfo) -> Any:
+        section = str(info.field_name)
+        if isinstance(given, BaseModel):
+            return given
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{section} is a table of options, not {given!r}")
+        name, registry = str(_chosen(section, given)), CHOICES[section][1]
+        options = getattr(registry[name], "Options", None)
+        if options is None:  # a plug-in's
+            raise ConfigError(f"{registry.kind} '{name}' has no Options: give its class some")
+        return validated(options, dict(given), prefix=f"{section}.")
 
     @field_validator("name")
     @classmethod
@@ -155,16 +170,7 @@ def parse(raw: Mapping[str, Any]) -> Config:
             f"this configuration is of version {found}, and this program reads version {VERSION}: "
             "write it anew with `ssfl config`, or use the program it was made with"
         )
-    sections: dict[str, Any] = dict(raw)
-    for section, (_, registry) in CHOICES.items():
-        given = sections.get(section)
-        if given is None or isinstance(given, BaseModel):
-            continue
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{section} is a table of options, not {given!r}")
-        options = registry[str(_chosen(section, given))].Options
-        sections[section] = validated(options, dict(given), prefix=f"{section}.")
-    config: Config = validated(Config, sections)
+    config: Config = validated(Config, dict(raw))
     return config
 
 

@@ -29,6 +29,7 @@ from ssfl.federation.server import RoundReport, Server
 from ssfl.federation.shared import SharedStore
 from ssfl.federation.store import StateStore
 from ssfl.files import remove_unfinished, sync, write_text
+from ssfl.guest import own_torch
 from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
 from ssfl.section import flat
@@ -70,6 +71,7 @@ class Quiet:
     def stop(self) -> None: ...
 
 
+@own_torch()
 def train(
     config: Config | str | Path | Mapping[str, Any],
     *,
@@ -111,13 +113,14 @@ def _from_anywhere(config: Config) -> Config:
     return config.model_copy(update={"data": data})
 
 
-def resume(path: str | Path, *, comm: str = "local", display: Display | None = None) -> Run:
+@own_torch()
+def resume(run: Run | str | Path, *, comm: str = "local", display: Display | None = None) -> Run:
     """Go on with a run from its last checkpoint, to the same end as if it had never stopped."""
     if (worked_for := join(comm)) is not None:
         return Run(worked_for)
-    run = Run(path)
+    run = run if isinstance(run, Run) else Run(run)
     if run.served or run.config.here is not None:
-        raise ConfigError(f"{path} is part of a federation of sites: go on with `{run.way_on}`")
+        raise ConfigError(f"{run.path} is part of a federation of sites: go on with `{run.way_on}`")
     _check_images_are_here(run.config)
     Experiment(run, comm, display or Quiet()).play()
     return run

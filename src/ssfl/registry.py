@@ -6,6 +6,7 @@ a plug-in's: those are imported once, when such a name is first asked for.
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -31,8 +32,18 @@ class Registry(Mapping[str, Any]):
                 f"unknown {self.kind} '{name}': choose one of {', '.join(sorted(self._targets))}; "
                 f"{'; '.join(complaints) or own}"
             )
-        module, _, attribute = self._targets[name].partition(":")
-        return getattr(import_module(module), attribute)
+        return self._found(name, self._targets[name])
+
+    def _found(self, name: str, target: str) -> Any:
+        module, _, attribute = target.partition(":")
+        whose = f"{self.kind} '{name}' is registered as {target}, but"
+        try:
+            found = import_module(module)
+        except ImportError as error:
+            raise ConfigError(f"{whose} {module} cannot be imported ({error})") from error
+        if not hasattr(found, attribute):
+            raise ConfigError(f"{whose} {module} has no {attribute}")
+        return getattr(found, attribute)
 
     def __contains__(self, name: object) -> bool:
         return name in self._targets
@@ -49,7 +60,17 @@ class Registry(Mapping[str, Any]):
         return dict(self._targets)
 
     def register(self, name: str, target: str) -> None:
-        """Add an entry of one's own, e.g. `register("mine", "my_package.mine:MyAlgorithm")`."""
+        """Add an entry of one's own, e.g. `register("mine", "my_package.mine:MyAlgorithm")`.
+
+        It may be repeated, as a notebook's cell is. A name that is taken stays with whose it is.
+        """
+        if not re.fullmatch(r"[\w.]+:\w+", str(target)):
+            raise ConfigError(
+                f"{self.kind} '{name}' is registered by where it is found, "
+                f'f"{{__name__}}:ItsClass", not as {target!r}'
+            )
+        if (taken := self._targets.get(name, target)) != target:
+            raise ConfigError(f"{self.kind} '{name}' is {taken} already: choose another name")
         self._targets[name] = target
 
 
@@ -69,7 +90,7 @@ def import_plugins() -> list[str]:
         for name, load in plugins.items():
             try:
                 load()
-            except Exception as error:  # whatever a stranger's module does
+            except (Exception, SystemExit) as error:  # whatever a stranger's module does
                 what = f"{type(error).__name__}: {error}"
                 _complaints.append(f"the plug-in {name} could not be imported ({what})")
     return _complaints

@@ -26,6 +26,7 @@ from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint
 from ssfl.federation.store import StateStore
 from ssfl.files import read_json, write_text
+from ssfl.guest import own_draws, own_torch
 from ssfl.locks import claimed
 from ssfl.models.backbones import build_backbone
 from ssfl.models.flat import FlatModel
@@ -44,6 +45,9 @@ class Run:
         self.path = Path(path)
         if not (self.path / "config.toml").is_file():
             raise ConfigError(f"{self.path} is not a run directory: it has no config.toml")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
 
     @classmethod
     def create(cls, config: Config, path: str | Path | None = None) -> "Run":
@@ -193,6 +197,7 @@ class Run:
             raise CheckpointError(f"{self.path} has no checkpoint yet: train it by `{self.way_on}`")
         return found
 
+    @own_torch()
     def global_encoder(self) -> Encoder:
         """Θ's encoder, as of the last checkpoint."""
         checkpoint = self.checkpoint()
@@ -202,6 +207,7 @@ class Run:
             model.shared.copy_(checkpoint.tensors["theta"])
         return self._encoder(model.module)
 
+    @own_torch()
     def personal_encoder(self, client: int) -> Encoder:
         """θ_k's encoder for algorithms that have one, as of the last checkpoint. A client that has
         not trained yet has Θ's: that is where θ_k starts."""
@@ -226,10 +232,11 @@ class Run:
 
     def _model(self) -> FlatModel:
         facts, config = self.facts, self.config
-        backbone = build_backbone(
-            config.model, channels=facts["channels"], image_size=facts["image_size"]
-        )
-        method: Method = METHODS[config.ssl.method](backbone, config.ssl)
+        with own_draws():
+            backbone = build_backbone(
+                config.model, channels=facts["channels"], image_size=facts["image_size"]
+            )
+            method: Method = METHODS[config.ssl.method](backbone, config.ssl)
         return FlatModel(method, method.home)
 
     def _encoder(self, method: torch.nn.Module) -> Encoder:

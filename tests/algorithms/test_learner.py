@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ssfl.algorithms.learner import Learner, effective_steps
 from ssfl.algorithms.options import LocalOptions
+from ssfl.errors import ConfigError
 from ssfl.federation.aggregate import Aggregator, Update
 from ssfl.models.backbones import Backbone
 from ssfl.models.norm import BatchNorm
@@ -148,6 +149,14 @@ def test_effective_steps_count_how_far_sgd_goes_under_a_constant_gradient(moment
         velocity = momentum * velocity + 1
         travelled += velocity
     assert effective_steps(steps, momentum) == pytest.approx(travelled)
+
+
+def test_a_predictor_that_is_not_where_its_method_says_has_no_rate_of_its_own():
+    class Misnamed(Scalar):
+        predictor_prefix = "head."
+
+    with pytest.raises(ConfigError, match=r"Misnamed has no tensor .* 'head\.', its predictor_"):
+        Learner(Misnamed(1.0), LocalOptions(predictor_rate="constant"))
 
 
 @pytest.mark.parametrize("predictor_rate", ["scheduled", "constant"])

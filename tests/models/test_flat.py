@@ -171,6 +171,20 @@ def test_integer_buffers_are_refused_by_name() -> None:
         FlatModel(net)
 
 
+@pytest.mark.parametrize("home", [("queu_e",), ("queue", "head.queue"), tuple("queue")])
+def test_what_stays_at_home_must_be_there_or_it_would_travel(home: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="Net has no tensor whose name begins with"):
+        FlatModel(Net(), home)
+    unused = Net()
+    unused.queue = None  # declared, and not made for want of use
+    assert FlatModel(unused, ("queue",)).home.numel() == 0
+
+
+def test_weights_are_kept_with_a_client_by_an_algorithm_not_by_home() -> None:
+    with pytest.raises(ConfigError, match=r"head\.weight is moved by gradients, and home is for"):
+        FlatModel(Net(), ("head.",))
+
+
 def test_scale_and_shift_of_a_group_norm_are_a_norms() -> None:
     layout = FlatModel(nn.Sequential(nn.Conv2d(3, 16, 3), GroupNorm(16))).layout
     kinds = {entry.name: entry.kind for entry in layout.entries}

@@ -184,7 +184,7 @@ def test_what_is_written_is_what_was_found(personal: Run, found: protocols.Evalu
 
 def test_asking_for_one_protocol_keeps_what_the_others_found(shared: Run) -> None:
     evaluate(shared, ["linear"], options=QUICK)
-    both = evaluate(shared, ["knn"], options=QUICK)
+    both = evaluate(shared, "knn", options=QUICK)  # one alone need not be in a list
     assert {"global_knn", "global_linear"} <= {score.name for score in both.scores}
     assert both.notes == []
 

@@ -436,6 +436,8 @@ def test_a_run_that_is_not_finished_says_how_far_it_came(shared: Run, tmp_path: 
 def test_one_run_is_not_compared(shared: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least two runs"):
         write_comparison([shared], tmp_path)
+    with pytest.raises(ConfigError, match="at least two runs"):
+        write_comparison(str(shared.path), tmp_path)  # which is not a run for each letter
 
 
 @pytest.mark.parametrize(

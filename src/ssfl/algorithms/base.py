@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from ssfl.algorithms.learner import Learner
+from ssfl.errors import ConfigError
 from ssfl.section import Section
 from ssfl.ssl.base import Batch
 
@@ -67,6 +68,22 @@ class Algorithm:
     adapt_steps: int = 1
     """Calls of `adapt`, each with a batch of its own, that make an adapted encoder."""
 
+    def __init_subclass__(cls) -> None:
+        """Declarations that contradict each other would be trained with, and judged wrongly."""
+        super().__init_subclass__()
+        if cls.encoder not in ("global", "personal", "adapted"):
+            raise ConfigError(
+                f"{cls.__name__}: encoder is 'global', 'personal' or 'adapted', not {cls.encoder!r}"
+            )
+        if cls.encoder == "personal" and not cls.personal:
+            raise ConfigError(
+                f"{cls.__name__}: encoder = 'personal' needs personal = True, for a θ_k to judge"
+            )
+        if not isinstance(cls.metrics, tuple):
+            raise ConfigError(
+                f"{cls.__name__}: metrics is a tuple of names, e.g. ('loss',), not {cls.metrics!r}"
+            )
+
     def __init__(self, options: AlgorithmOptions) -> None:
         self.options = options
 
@@ -84,7 +101,7 @@ class Algorithm:
 
     def step(self, models: Models, *batches: Batch) -> tuple[Tensor, ...]:
         """One local iteration; returns the detached numbers named in `metrics`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no step: it must be written")
 
     def adapt_rate(self, base: float) -> float:
         """The learning rate of `adapt`, given that of round 0 (a schedule may end at 0)."""

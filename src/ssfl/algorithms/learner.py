@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ssfl.algorithms.options import LocalOptions
+from ssfl.errors import ConfigError
 from ssfl.models.flat import FlatModel, Kind
 from ssfl.models.frozen import freeze_statistics, set_paces
 from ssfl.ssl.base import Batch, Method, Outputs
@@ -191,7 +192,12 @@ class Learner:
             for e in self.flat.layout.entries
             if e.name.startswith(prefix) and e.kind in (Kind.WEIGHT, Kind.NORM)
         ]
-        return (ranges[0].start, ranges[-1].stop) if ranges else None
+        if not ranges:
+            raise ConfigError(
+                f"{type(self.method).__name__} has no tensor whose name begins with {prefix!r}, "
+                "its predictor_prefix"
+            )
+        return ranges[0].start, ranges[-1].stop
 
 
 def effective_steps(steps: int, momentum: float) -> float:

@@ -100,6 +100,8 @@ def first_broken(broken: Sequence[tuple[Path, str]]) -> str:
 
 def _short(reason: str, path: Path) -> str:
     """Decoders repeat the path in their messages; the reader has it already."""
+    if not path.is_file():
+        return "it is a folder" if path.is_dir() else "there is no such file"
     return "not a readable image" if path.name in reason else reason
 
 

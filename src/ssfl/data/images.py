@@ -62,6 +62,28 @@ class DataSet:
     notes: tuple[str, ...] = ()
     """What a person should know, e.g. files that could not be read."""
 
+    def __post_init__(self) -> None:
+        """What a source of one's own may get wrong, and no step would notice or name."""
+        shape = tuple(self.train.pixels.shape[1:])
+        if shape[0] not in (1, 3) or not len(self.mean) == len(self.std) == shape[0]:
+            raise ValueError(
+                f"images must have 1 or 3 channels, and mean and std a number for each: there are "
+                f"{shape[0]} channels, {len(self.mean)} means and {len(self.std)} deviations"
+            )
+        if self.test is not None and tuple(self.test.pixels.shape[1:]) != shape:
+            raise ValueError(
+                f"test images must be of the train images' shape {shape}, "
+                f"not {tuple(self.test.pixels.shape[1:])}"
+            )
+        for images in filter(None, (self.train, self.test)):
+            if self.classes is not None and images.labels is not None and len(images):
+                low, high = int(images.labels.min()), int(images.labels.max())
+                if low < 0 or high >= len(self.classes):
+                    raise ValueError(
+                        f"labels must be from 0 to {len(self.classes) - 1}, as there are "
+                        f"{len(self.classes)} classes, not {low} to {high}"
+                    )
+
 
 def channel_statistics(
     pixels: torch.Tensor,

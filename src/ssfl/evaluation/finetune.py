@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import skip_init
 
 from ssfl import seeding
 from ssfl.errors import DataError
@@ -77,7 +78,7 @@ def finetune(
     tuned = copy.deepcopy(encoder).to(device).requires_grad_(True)
     width = extract(tuned, pixels[:2], normalise, device=device).shape[1]
     # From zero: no random start to average over, and the first steps spare the encoder.
-    head = nn.Linear(width, classes, device=device)
+    head: nn.Linear = skip_init(nn.Linear, width, classes, device=device)  # type: ignore[no-untyped-call]
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
 

@@ -225,7 +225,8 @@ class Trainer:
                 learner.share, learner.last = share, last
             batches = self._batches(index[:, part], uniforms[:, :, part])
             values = self.algorithm.step(self.models, *batches)
-            if not isinstance(values, tuple) or len(values) != len(totals):
+            tensors = isinstance(values, tuple) and all(isinstance(v, Tensor) for v in values)
+            if not tensors or len(values) != len(totals):
                 raise ConfigError(
                     "an algorithm's step must return a tuple, with a tensor for each of its "
                     f"metrics ({', '.join(self.algorithm.metrics)})"

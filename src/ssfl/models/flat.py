@@ -189,10 +189,29 @@ def _kinds(module: nn.Module, home: tuple[str, ...]) -> dict[str, Kind]:
                 "take BatchNorm of ssfl.models.norm in place of torch's, which counts batches"
             )
         kinds[name] = Kind.STATISTIC
+    for prefix in home:
+        _check_there(module, prefix)
     for name in kinds:
         if name.startswith(home) and home:
+            if kinds[name] in (Kind.WEIGHT, Kind.NORM):
+                raise ConfigError(
+                    f"{name} is moved by gradients, and home is for what is not, a queue: an "
+                    "algorithm's arrive keeps weights with a client (examples/own_algorithm.py)"
+                )
             kinds[name] = Kind.HOME
     return kinds
+
+
+def _check_there(module: nn.Module, prefix: str) -> None:
+    """A slip in the name of what stays at home would send it away without a word."""
+    parts = module.named_modules()
+    buffers = {f"{path}.{name}".lstrip(".") for path, part in parts for name in part._buffers}
+    names = {*dict(module.named_parameters()), *buffers}  # buffers that are None are declared too
+    if not any(name.startswith(prefix) for name in names):
+        raise ConfigError(
+            f"{type(module).__name__} has no tensor whose name begins with {prefix!r}, which its "
+            "home, a tuple of such beginnings, keeps from travelling"
+        )
 
 
 def _norms(module: nn.Module) -> set[str]:

@@ -19,6 +19,7 @@ from ssfl.evaluation.features import FeatureCache, extract
 from ssfl.federation.checkpoint import check_fit
 from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Task, TaskKind
+from ssfl.guest import own_draws
 from ssfl.models.backbones import Backbone, build_backbone
 from ssfl.run import Run
 
@@ -112,7 +113,8 @@ class Bench:
         """A copy of the encoder that stands by itself."""
         dataset = self.data.dataset
         _, channels, size, _ = dataset.train.pixels.shape
-        copy: Backbone = build_backbone(self.config.model, channels=channels, image_size=size)
+        with own_draws():
+            copy: Backbone = build_backbone(self.config.model, channels=channels, image_size=size)
         copy.load_state_dict(self.encoder(who).state_dict())
         encoder = Encoder(copy, tuple(dataset.mean), tuple(dataset.std), size, self.run.fit)
         return encoder.eval().requires_grad_(False).to(self.device)

@@ -30,6 +30,7 @@ from ssfl.evaluation.linear import (
     naive_federated_linear,
 )
 from ssfl.evaluation.spread import spread
+from ssfl.guest import own_torch
 from ssfl.protocols.bench import GLOBAL, Bench, Progress, silent
 from ssfl.protocols.scores import (
     Evaluation,
@@ -72,9 +73,10 @@ class ProtocolOptions(Section):
     """Clients whose encoders are judged, spread over all of them."""
 
 
+@own_torch()
 def evaluate(
     run: Run | str | Path,
-    protocols: Sequence[str] | None = None,
+    protocols: str | Sequence[str] | None = None,
     *,
     options: ProtocolOptions | None = None,
     data: FederatedData | None = None,
@@ -91,13 +93,15 @@ def evaluate(
 
 def measure(
     run: Run,
-    protocols: Sequence[str] | None = None,
+    protocols: str | Sequence[str] | None = None,
     *,
     options: ProtocolOptions | None = None,
     data: FederatedData | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """What `evaluate` finds and would write."""
+    if isinstance(protocols, str):
+        protocols = [protocols]
     chosen = TABLES if protocols is None else tuple(protocols)
     for name in chosen:
         if name not in PROTOCOLS:

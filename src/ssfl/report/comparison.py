@@ -30,6 +30,8 @@ _HEALTH = {
 
 def write_comparison(runs: Sequence[Run | str | Path], out: str | Path) -> list[Path]:
     """Write comparison.html, comparison.md and comparison.csv into `out`; a run counts once."""
+    if isinstance(runs, str):
+        runs = [runs]
     opened = [run if isinstance(run, Run) else Run(run) for run in runs]
     records = [Record(run) for run in {run.path.resolve(): run for run in opened}.values()]
     if len(records) < 2:

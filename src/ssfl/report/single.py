@@ -9,6 +9,7 @@ from pathlib import Path
 from ssfl.config import to_toml
 from ssfl.errors import SSFLError
 from ssfl.files import write_text
+from ssfl.guest import own_torch
 from ssfl.protocols.bench import Bench
 from ssfl.protocols.scores import GROUPS, Score
 from ssfl.report import operations, parts, pictures
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 _MANY = 40  # clients: beyond this, a distribution in place of a bar each
 
 
+@own_torch()
 def write_report(run: Run | str | Path) -> Path:
     """Write RUN/report.html and return its path."""
     run = run if isinstance(run, Run) else Run(run)

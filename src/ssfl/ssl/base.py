@@ -94,7 +94,7 @@ class Method(nn.Module):
         return Outputs(z, z)
 
     def loss(self, outputs: Outputs) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no loss: it must be written")
 
     def begin(self, progress: Tensor) -> None:
         """Steps are about to be made, `progress` (0 to 1) of the experiment behind them."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ssfl.errors import DataError
 from ssfl.evaluation.logistic import fit_logistic
+from ssfl.guest import own_torch
 
 FOLDS = 5
 
@@ -34,8 +35,15 @@ class Classifier:
         return (features @ self.weight.T + self.bias).softmax(1)
 
 
-def fit_classifier(features: Tensor, labels: list[str]) -> Classifier:
+@own_torch()
+def fit_classifier(features: Tensor, labels: Sequence[str]) -> Classifier:
     """Fit to labelled features, and estimate how good it is from the same few labels."""
+    if len(labels) != len(features):
+        raise DataError(f"there are {len(features):,} features, but {len(labels):,} labels")
+    if not all(isinstance(label, str) for label in labels):  # a tensor's numbers are all distinct
+        raise DataError(
+            "labels are names, given as text: [str(label) for label in labels.tolist()]"
+        )
     classes = tuple(sorted(set(labels)))
     if len(classes) < 2:
         raise DataError("a classifier needs labels of at least two classes")

@@ -21,6 +21,7 @@ from ssfl.algorithms import ALGORITHMS
 from ssfl.encoder import Encoder
 from ssfl.errors import CheckpointError, ConfigError
 from ssfl.files import read_tensors, write_bytes, write_tensors
+from ssfl.guest import own_draws, own_torch
 from ssfl.models.backbones import BackboneOptions, build_backbone
 from ssfl.run import Run
 
@@ -37,6 +38,7 @@ _KEY = "ssfl_encoder"
 _VERSION = 1
 
 
+@own_torch()
 def load_encoder(path: str | os.PathLike[str] | Run, client: int | None = None) -> Encoder:
     """An encoder from a run directory (Θ's, or a client's) or from a file `export` wrote. Where
     nothing is shared (local-only) there are clients' alone.
@@ -60,6 +62,7 @@ def load_encoder(path: str | os.PathLike[str] | Run, client: int | None = None) 
     return _rebuild(tensors, about, path)
 
 
+@own_torch()
 def export_encoder(
     run: Run | str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -157,11 +160,12 @@ def _is_zip(path: Path) -> bool:
 def _rebuild(tensors: dict[str, Tensor], about: dict[str, Any], path: Path) -> Encoder:
     if about.get("version") != _VERSION:
         raise CheckpointError(f"{path} was exported by another version of ssfl: export it again")
-    backbone = build_backbone(
-        BackboneOptions.model_validate(about["backbone"]),
-        channels=about["channels"],
-        image_size=about["image_size"],
-    )
+    with own_draws():
+        backbone = build_backbone(
+            BackboneOptions.model_validate(about["backbone"]),
+            channels=about["channels"],
+            image_size=about["image_size"],
+        )
     mean, std = tuple(about["mean"]), tuple(about["std"])
     encoder = Encoder(backbone, mean, std, about["image_size"], about.get("fit", "crop"))
     try:

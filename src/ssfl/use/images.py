@@ -11,13 +11,14 @@ from ssfl.data.sources.folder import image_files
 from ssfl.encoder import Encoder
 from ssfl.errors import CheckpointError, DataError
 from ssfl.evaluation.features import extract
+from ssfl.guest import own_torch
 
 
-def find_images(paths: Sequence[str | Path]) -> list[Path]:
+def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """The image files named, and all that the folder source would find in the folders named, in a
     fixed order."""
     found: list[Path] = []
-    for path in map(Path, paths):
+    for path in _several(paths):
         if path.is_dir():
             inside = image_files(path)
             if not inside:
@@ -32,6 +33,7 @@ def find_images(paths: Sequence[str | Path]) -> list[Path]:
     return found
 
 
+@own_torch()
 def read_images(
     paths: Sequence[Path], encoder: Encoder, broken: list[Path] | None = None
 ) -> Tensor:
@@ -53,9 +55,10 @@ def read_images(
     return read.pixels
 
 
+@own_torch()
 def embed(
     encoder: Encoder,
-    images: Tensor | Sequence[str | Path],
+    images: Tensor | str | Path | Sequence[str | Path],
     *,
     batch: int = 256,
     progress: Callable[[int], None] | None = None,
@@ -68,7 +71,7 @@ def embed(
         return _finite(
             extract(encoder, images, _as_is, device=device, batch=batch, progress=progress).cpu()
         )
-    files = [Path(path) for path in images]
+    files = _several(images)
     if not files:
         raise DataError("no images were named: give files or folders")
     out: Tensor | None = None
@@ -87,6 +90,11 @@ def embed(
     if out is None:
         raise DataError(f"none of the {len(files):,} images could be read")
     return out[:done]
+
+
+def _several(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Paths, of which one alone may be given: a text is not a sequence of letters here."""
+    return [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
 
 
 def _finite(features: Tensor) -> Tensor:

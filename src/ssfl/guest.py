@@ -1,0 +1,38 @@
+"""A guest in the caller's process: torch as we know it while we work, as it was afterwards."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+_drawing = threading.Lock()
+"""Torch's global generator is one for all threads."""
+
+
+@contextmanager
+def own_torch() -> Iterator[None]:
+    """New tensors are float32 and on the CPU unless the code says otherwise, whatever a notebook
+    has made the default."""
+    dtype = torch.get_default_dtype()
+    elsewhere = torch.get_default_device().type != "cpu"
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu") if elsewhere else nullcontext():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def own_draws(seed: int = 0) -> Iterator[None]:
+    """What draws from torch's global generator, as new networks do, draws from `seed`; the
+    caller's own numbers go on as if nothing had been drawn."""
+    generator = torch.default_generator  # not `torch.manual_seed`: it seeds every GPU's as well
+    with _drawing:
+        before = generator.get_state()
+        generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            generator.set_state(before)
