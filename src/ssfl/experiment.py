@@ -223,7 +223,8 @@ class Experiment:
                 if server.rounds_done % config.run.checkpoint_every == 0:
                     self._save(server, hosts)
             self._save(server, hosts)
-        except (KeyboardInterrupt, SystemExit, FederationError):  # rich exits on a broken pipe
+        # Of a terminal or a pipe that is gone, display makes an OSError or, through rich, an exit.
+        except (KeyboardInterrupt, SystemExit, OSError, FederationError):
             try:
                 communicator.close()
             finally:  # neither a broken transport nor another Ctrl-C may cost what was done
