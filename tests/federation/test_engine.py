@@ -1,16 +1,21 @@
 """The passes that a GPU gets, traced and compiled here without one: the numbers of plain calls."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from ssfl.algorithms.learner import Learner
-from ssfl.assemble import build_algorithm, build_method, load_federated
+from ssfl.assemble import build_algorithm, build_host, build_method, load_federated
+from ssfl.data.federated import FederatedData
 from ssfl.errors import ConfigError
-from ssfl.federation.engine import DeviceOptions, Engine, pick_device
+from ssfl.federation.engine import DeviceOptions, Engine, PlainStep, pick_device
+from ssfl.federation.messages import Task, TaskKind
+from ssfl.federation.store import StateStore
 from ssfl.models.norm import BatchNorm
-from ssfl.ssl.base import Batch
+from ssfl.ssl.base import Batch, Outputs
 from tiny import tiny
 
 BATCH = 16
@@ -91,3 +96,44 @@ def test_a_gpu_beyond_the_last_is_refused_in_one_sentence(monkeypatch: pytest.Mo
     assert pick_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(ConfigError, match="there is no GPU 2 here, the last is cuda:1"):
         pick_device("cuda:2")
+
+
+def test_only_the_usual_batch_is_worth_compiled_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiled: list[tuple[str, int]] = []
+
+    def compile_(function: Any, **_: Any) -> Any:
+        def run(first: Any, *others: Any) -> Any:
+            name = getattr(function, "__name__", type(function).__name__)
+            seen = {
+                Batch: lambda: first.views.shape[1],
+                Outputs: lambda: first.z.shape[1],
+                torch.Tensor: lambda: len(first),
+            }
+            compiled.append((name, seen[type(first)]()))
+            return function(first, *others)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    config = tiny(local={"batch": BATCH})
+    dataset = load_federated(config).dataset
+    parts = [np.arange(BATCH), np.arange(BATCH, 2 * BATCH - 3)]
+    data = FederatedData(dataset, parts, [part[:3] for part in parts])
+    engine = Engine(DeviceOptions(device="cpu"))
+    engine.compile = True
+    monkeypatch.setattr(engine, "step", PlainStep)  # there is no GPU to capture a step on
+    host = build_host(config, data, StateStore(tmp_path, 1 << 20), engine)
+    layout = host.trainer.layout
+    theta = host.trainer.models.global_.flat.shared.clone()
+    for client, images in enumerate((BATCH, BATCH - 3)):
+        task = Task(TaskKind.TRAIN, 0, theta, layout.digest, rate=0.1)
+        assert host.handle(client, task).failure is None
+        assert compiled == [
+            ("Views", BATCH),
+            ("_forward", BATCH),
+            ("loss", BATCH),
+            ("_update", layout.trainable),  # of any batch
+            *([("_update", layout.trainable)] if images != BATCH else []),
+        ]

@@ -595,6 +595,20 @@ def test_whatever_goes_wrong_at_a_client_is_a_typed_failure_and_keeps_its_old_st
     assert host.store.get(0, before=2) is kept
 
 
+def test_a_gpu_too_small_is_a_failure_that_says_what_to_do(
+    build: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = build()
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(host.trainer._step, "_run", full)
+    reply = host.handle(0, task(host.trainer))
+    assert reply.failure is not None
+    assert "lower device.workers, or set local.micro_batch" in reply.failure.detail
+
+
 @pytest.mark.parametrize("returned", [torch.ones(()), (torch.ones(()),) * 2, ()])
 def test_a_step_that_returns_other_figures_than_it_names_is_an_error(
     build: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, returned: Any

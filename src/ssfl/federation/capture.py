@@ -50,6 +50,8 @@ class CapturedStep:
         try:
             with _one_at_a_time:
                 self._captured[shape] = self._record(index.clone(), uniforms.clone())
+        except torch.OutOfMemoryError:
+            raise  # without compilation it would need more
         except Exception as error:
             if self._engine.compile:
                 log.warning("steps are captured but not compiled: %s", _first_line(error))

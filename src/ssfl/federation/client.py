@@ -8,6 +8,8 @@ data it is allowed to see, and a store for its clients' states.
 import logging
 from collections.abc import Sequence
 
+import torch
+
 from ssfl.data.federated import FederatedData
 from ssfl.errors import SSFLError
 from ssfl.evaluation.knn import knn_accuracy
@@ -56,6 +58,9 @@ class Client:
             return self._train(task) if task.kind is TaskKind.TRAIN else self._evaluate(task)
         except SSFLError as error:
             return failed(self.id, task, Reason.ERROR, str(error))
+        except torch.OutOfMemoryError:
+            words = "the GPU's memory is too small: lower device.workers, or set local.micro_batch"
+            return failed(self.id, task, Reason.ERROR, words)
         except Exception as error:
             log.exception("%s: client %d failed", task.when, self.id)
             return failed(self.id, task, Reason.ERROR, f"{type(error).__name__}: {error}")

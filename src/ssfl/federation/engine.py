@@ -92,7 +92,7 @@ class Engine:
             return  # compiled code cannot be differentiated twice; it is captured all the same
         if self.compile:
             learner.forward = self._fast(learner, images)
-            learner.loss = self.compiled(learner.loss)
+            learner.loss = self.compiled(learner.loss, lambda outputs: outputs.z.shape[1] == images)
 
     def _fast(self, learner: Learner, images: int) -> Forward:
         own = Unpacked(learner.flat, torch.bfloat16 if self.bf16 else torch.float32)
@@ -110,14 +110,20 @@ class Engine:
 
         return forward
 
-    def compiled(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        """A function as it should be called on this device, for as long as `compile` is set."""
+    def compiled(
+        self,
+        function: Callable[Arguments, Result],
+        usual: Callable[..., bool] | None = None,
+    ) -> Callable[Arguments, Result]:
+        """A function as it should be called on this device, for as long as `compile` is set. What
+        is not `usual` is called plainly: every new shape would be compiled for itself."""
         if not self.compile:
             return function
         fast = torch.compile(function, dynamic=False, options=_compiler_options())
 
         def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            return (fast if self.compile else function)(*args, **kwargs)
+            worth_it = self.compile and (usual is None or usual(*args, **kwargs))
+            return (fast if worth_it else function)(*args, **kwargs)
 
         return run
 

@@ -64,6 +64,7 @@ class Trainer:
         self._images = engine.resident(images)
         self._lane = engine.lane()
         self._spares = Spares()
+        self._usual: int = self._micro_batches(local.batch)[0][0].stop  # images that pass at a time
         global_ = self._resident(build)
         personal = self._resident(build) if algorithm.personal else None
         self._anchored = algorithm.anchored or local.correction != "none"
@@ -74,14 +75,13 @@ class Trainer:
         self._own_norms = None if self._norms is None else self._norms[: self.layout.trainable]
         self._drift = Drift(local, self.models, self._own_norms)
         self._frozen = False
-        self._make_views = engine.compiled(views)
+        self._make_views = engine.compiled(views, lambda pixels, _: len(pixels) == self._usual)
         self._step = engine.step(self._one_step)
 
     def _resident(self, build: Callable[[], Method]) -> Learner:
         method = build().to(self.engine.device).train()
         learner = Learner(method, self.local)
-        part, _, _ = self._micro_batches(self.local.batch)[0]
-        self.engine.prepare(learner, self.algorithm, part.stop)
+        self.engine.prepare(learner, self.algorithm, self._usual)
         return learner
 
     @property
