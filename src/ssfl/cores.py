@@ -3,9 +3,9 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -37,8 +37,15 @@ def _lent_time() -> float:
 def side_by_side(
     work: Callable[[Item], Result], items: Sequence[Item], threads: int | None = None
 ) -> Iterator[Result]:
-    """What `work` makes of each item, in order, by so many threads (default: torch's, or as
-    many as there are cores) with one torch thread each.
+    """What `work` makes of each item, in order, by a crew of so many threads."""
+    with crew(len(items), threads) as in_turn:
+        yield from in_turn(work, items)
+
+
+@contextmanager
+def crew(most: int, threads: int | None = None) -> Iterator[Callable[..., Iterator[Any]]]:
+    """A `map` whose items are worked on by so many threads (default: torch's, or as many as there
+    are cores), no more than `most`, with one torch thread each.
 
     Left to torch, all cores share every operation and wait for the slowest of them at its end: long
     where other work shares the cores. Here they meet once, and how many there are makes no
@@ -48,15 +55,16 @@ def side_by_side(
 
     _keep_freed_memory()
     before = torch.get_num_threads()
-    threads = min(threads or min(before, cores()), len(items))
+    threads = min(threads or min(before, cores()), most)
     if threads <= 1 and before == 1:
-        yield from map(work, items)
+        yield map
         return
     pool = ThreadPoolExecutor(
         max(1, threads), "ssfl-core", initializer=torch.set_num_threads, initargs=(1,)
     )
+    torch.set_num_threads(1)  # or threads of torch's own would wait, busily, on the same cores
     try:
-        yield from pool.map(work, items)
+        yield pool.map
     finally:  # Ctrl-C comes here too
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)

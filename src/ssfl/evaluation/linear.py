@@ -8,6 +8,7 @@ it). Test labels are read only after the classifier is made.
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ssfl import seeding
-from ssfl.cores import side_by_side
+from ssfl.cores import crew
 from ssfl.errors import DataError
 from ssfl.evaluation.logistic import fit_logistics
 from ssfl.evaluation.replay import Replayed
@@ -207,7 +208,7 @@ def _check(features: Sequence[Tensor], labels: Sequence[Tensor], classes: int) -
 # --- FedAvg of a linear classifier, many clients' local SGD in one batched product per step ---
 
 _BLOCK = 2**26  # elements gathered per step: more clients than this allows go in groups
-_GROUPS = 16  # of clients on a CPU, for its cores to share out; so many on any, for the same bits
+_GROUPS = 4  # of clients on a CPU, for its cores to share out; so many on any, for the same bits
 
 
 def _fedavg(
@@ -258,19 +259,19 @@ def _fedavg(
         mean: Tensor = torch.tensordot(plan.weights, local, dims=1)
         return mean
 
-    in_turn = side_by_side if x.is_cpu else map
+    with crew(len(plans)) if x.is_cpu else nullcontext(map) as in_turn:
 
-    def one_round() -> None:
-        total = torch.zeros_like(model)
-        for part in in_turn(one_group, range(len(plans))):
-            total += part
-        model.copy_(total)
+        def one_round() -> None:
+            total = torch.zeros_like(model)
+            for part in in_turn(one_group, range(len(plans))):
+                total += part
+            model.copy_(total)
 
-    play = Replayed(one_round, x.device)
-    for number in range(options.rounds):
-        lr.fill_(options.lr * 0.5 * (1 + math.cos(math.pi * number / options.rounds)))
-        shuffled.copy_(_shuffled(owner, options.local_epochs, seed, number))
-        play()
+        play = Replayed(one_round, x.device)
+        for number in range(options.rounds):
+            lr.fill_(options.lr * 0.5 * (1 + math.cos(math.pi * number / options.rounds)))
+            shuffled.copy_(_shuffled(owner, options.local_epochs, seed, number))
+            play()
     loss = F.cross_entropy(x @ model.T, y).item()
     weight = model[:, :width] if turn is None else model[:, :width] @ turn.T
     return weight, model[:, width] - weight @ mean, loss
