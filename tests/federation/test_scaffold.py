@@ -47,10 +47,12 @@ class Unreliable(LocalCommunicator):
         yield from late
 
 
-def federation(folder: Path, communicator: type, **options: object) -> tuple[Host, Server]:
+def federation(
+    folder: Path, communicator: type, local: dict[str, object] | None = None, **options: object
+) -> tuple[Host, Server]:
     config = tiny(
         partition={"clients": CLIENTS},
-        local={"correction": "scaffold", "momentum": 0.0},
+        local={"correction": "scaffold", "momentum": 0.0, **(local or {})},
         server={"clients_per_round": 2, "rounds": 8, "min_replies": 0.1, **options},
     )
     host = build_host(config, load_federated(config), StateStore(folder, 1 << 30))
@@ -84,3 +86,30 @@ def test_c_stays_the_mean_of_the_control_variates(tmp_path, communicator, option
     for _ in range(8):
         server.play_round()
         assert gap(host, server) < 1e-5
+
+
+def test_control_variates_begin_anew_when_statistics_are_frozen(tmp_path: Path) -> None:
+    """They are mean steps on W. From then on steps are made on W/σ, and as corrections of those
+    they would be off by 1/σ²: a round that begins with them anew is one without a correction."""
+    frozen = {"freeze_statistics": 0.5}
+    host, server = federation(tmp_path / "a", LocalCommunicator, local=frozen)
+    plain, _ = federation(tmp_path / "b", LocalCommunicator, local={**frozen, "correction": "none"})
+    for _ in range(4):
+        assert not server.rounds_done or server.state()["control"].any()
+        server.play_round()
+    task = server._training(range(CLIENTS))
+    assert task.progress == 0.5
+    for client in range(CLIENTS):
+        corrected = host.handle(client, task).delta
+        alone = plain.handle(client, replace(task, control=None)).delta
+        assert corrected is not None
+        assert alone is not None
+        assert torch.equal(corrected, alone)
+
+
+def test_c_is_the_mean_of_the_control_variates_after_they_began_anew_too(tmp_path: Path) -> None:
+    host, server = federation(tmp_path, LocalCommunicator, local={"freeze_statistics": 0.5})
+    for _ in range(8):
+        server.play_round()
+        if server.rounds_done != 4:
+            assert gap(host, server) < 1e-5

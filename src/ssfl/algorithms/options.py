@@ -54,6 +54,11 @@ class LocalOptions(Section):
             )
         return self
 
+    def frozen(self, progress: float) -> bool:
+        """Whether the backbone's statistics are, with so much of the experiment behind it."""
+        # 1 is never, and a finished run is at 1
+        return self.freeze_statistics < 1 and progress >= self.freeze_statistics
+
     def steps(self, images: int) -> int:
         """Steps that a client of so many images makes in a round."""
         return self.epochs * self.steps_of_an_epoch(images)

@@ -3,7 +3,8 @@
 FedProx (Li et al. 2018) adds μ/2 ‖Θ_k − Θ‖² to the loss. SCAFFOLD (Karimireddy et al. 2020) adds
 c − c_k to every gradient, where c_k estimates the client's mean gradient and c that of all. c is
 the mean of the c_k, and stays so: a client whose last round the server did not fold (it was lost,
-late, refused, or not needed) goes on from the c_k before it.
+late, refused, or not needed) goes on from the c_k before it. Once batch-norm statistics are frozen,
+steps are made on other numbers (models/frozen.py): c and the c_k begin anew at zero.
 """
 
 from dataclasses import replace
@@ -79,9 +80,10 @@ class Drift:
 
 def known_control(state: ClientState, folded: int) -> Tensor | None:
     """The c_k that is part of c: with the change of the client's last round only if the server has
-    folded that round. Nothing before its first."""
+    folded that round. Nothing where it has folded none (`folded` below 0): before the client's
+    first, and after c began anew."""
     after, before, round_ = state.control, state.control_before, state.control_round
-    if after is None or before is None or round_ is None:
+    if after is None or before is None or round_ is None or folded < 0:
         return None
     return torch.where(round_ == folded, after, before)
 

@@ -141,6 +141,9 @@ class Server:
         self._overdue.update((client, report.round) for client in report.overdue)
         self._admission.close_round()
         self.rounds_done += 1
+        if self._control is not None and self._frozen() != self._frozen(-1):
+            # They are of steps on W, the coming ones are made on W/σ (models/frozen.py).
+            self._control, self._folded = torch.zeros_like(self._control), {}
         report.seconds += time.perf_counter() - started
         return report
 
@@ -286,6 +289,10 @@ class Server:
             progress=self.rounds_done / self._options.rounds,
             durable=self.durable,
         )
+
+    def _frozen(self, rounds: int = 0) -> bool:
+        """Whether statistics are frozen in the round to come, or in one so many rounds from it."""
+        return self._local.frozen((self.rounds_done + rounds) / self._options.rounds)
 
     def rate(self, round_: int) -> float:
         """The local learning rate of a round: cosine over rounds, no warm-up."""

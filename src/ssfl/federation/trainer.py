@@ -252,8 +252,7 @@ class Trainer:
 
     def _freeze(self, task: Task) -> None:
         """Let Θ_k's backbone use the statistics it was sent, once that time has come."""
-        after = self.local.freeze_statistics
-        frozen = after < 1 and task.progress >= after  # 1 is never, and a finished run is at 1
+        frozen = self.local.frozen(task.progress)
         if frozen != self._frozen:
             self._frozen = frozen
             self.models.global_.freeze(frozen)
