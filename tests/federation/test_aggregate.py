@@ -156,14 +156,14 @@ def test_a_site_may_send_one_sum_for_its_clients(site_expected):
     assert (merged.weight, merged.count) == (17, 5)
 
 
-def test_control_changes_are_averaged_plainly():
+def test_control_changes_are_weighed_as_updates_are():
     several = [
         Update(k, torch.zeros(6), weight, 1, torch.tensor([value]))
         for k, (weight, value) in enumerate([(1, 3.0), (99, 5.0)])
     ]
     control = mean_of(several).control
     assert control is not None
-    assert control.item() == pytest.approx(4.0)
+    assert control.item() == pytest.approx(4.98)
 
 
 def test_a_round_without_updates_has_no_mean():

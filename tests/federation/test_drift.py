@@ -1,5 +1,7 @@
 """FedProx and SCAFFOLD on a model of one number, worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scalar_model import LAYOUT, Scalar, numbers
@@ -141,15 +143,39 @@ def test_the_server_moves_its_control_by_the_share_that_took_part():
     for client, (weight, change) in enumerate([(99, 0.735), (1, 0.065)]):
         aggregator.add(Update(client, torch.zeros(6), weight, 1, torch.tensor([change])))
     mean = aggregator.finish()
-    # c + 2/4 · (0.735 + 0.065)/2
-    assert number(move_control(torch.tensor([0.5]), mean, 4)) == pytest.approx(0.7)
-    assert number(move_control(None, mean, 4)) == pytest.approx(0.2)
+    # c + (99 · 0.735 + 1 · 0.065)/400
+    assert number(move_control(torch.tensor([0.5]), mean, 400)) == pytest.approx(0.682075)
+    assert number(move_control(None, mean, 400)) == pytest.approx(0.182075)
 
 
 def test_the_server_has_no_control_without_scaffold():
     aggregator = Aggregator(1)
     aggregator.add(Update(0, torch.zeros(6), 1))
     assert move_control(None, aggregator.finish(), 4) is None
+
+
+def test_scaffold_comes_to_rest_where_fedavgs_objective_is_smallest():
+    """Clients of three images and one, who want −1 and 3: (3 (w + 1)² + (w − 3)²)/8 is smallest at
+    0. The plain mean of their losses would be at 1."""
+    theta, control, states = torch.ones(1), torch.zeros(1), [ClientState(), ClientState()]
+    models, drift = resident(correction="scaffold")
+    learner = models.global_
+    for round_ in range(60):
+        aggregator = Aggregator(4)
+        of = Task(TaskKind.TRAIN, round_, theta, "", rate=0.1, control=control)
+        of = replace(of, folded=dict.fromkeys((0, 1), round_ - 1))
+        for client, (images, wanted) in enumerate([(3, -1.0), (1, 3.0)]):
+            learner.reset()
+            learner.flat.trainable.copy_(theta)
+            drift.begin(client, of, states[client])
+            for _ in range(5):
+                learner.descend(learner.loss(learner(numbers(wanted))))
+            states[client] = drift.finish(of, ClientState(), 5)
+            delta = learner.flat.trainable - theta
+            aggregator.add(Update(client, delta, images, 5, drift.change))
+        mean = aggregator.finish()
+        theta, control = theta + mean.delta, move_control(control, mean, 4)
+    assert theta.item() == pytest.approx(0, abs=1e-4)
 
 
 def test_scaffold_lets_two_different_clients_stay_at_the_common_optimum():

@@ -1,4 +1,4 @@
-"""SCAFFOLD's c is the mean of the c_k, whatever becomes of single replies on the way."""
+"""SCAFFOLD's c is the mean of the c_k by their images, whatever becomes of single replies."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -65,10 +65,12 @@ def gap(host: Host, server: Server) -> float:
     state = server.state()
     folded = dict(state["folded"].tolist())
     own = torch.zeros_like(state["control"])
+    images = [len(host.data.train_indices(client)) for client in range(CLIENTS)]
+    assert len(set(images)) > 1
     for client in range(CLIENTS):
         kept = host.store.get(client, before=server.rounds_done)
         known: Tensor | None = known_control(kept, folded.get(client, -1))
-        own += 0 if known is None else known / CLIENTS
+        own += 0 if known is None else known * (images[client] / sum(images))
     return float(torch.dist(state["control"], own) / state["control"].norm())
 
 

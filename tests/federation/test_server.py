@@ -371,16 +371,18 @@ def test_scaffolds_task_says_which_rounds_of_its_clients_were_folded() -> None:
     assert dict(server.state()["folded"].tolist()) == folded
 
 
-def test_scaffolds_control_variate_moves_by_the_mean_change_times_the_share_taking_part() -> None:
+def test_scaffolds_control_variate_moves_by_the_changes_times_their_shares_of_all_images() -> None:
     server = serve(Party(), SCAFFOLD, clients_per_round=2)
     party = server._communicator
     assert isinstance(party, Party)
     expected = 0.0
     for _ in range(3):
         server.play_round()
-        assert torch.equal(party.tasks[-1].control, torch.full((LAYOUT.trainable,), expected))
-        changes = [client + 1 for client in party.asked[-1]]
-        expected += 2 / 4 * sum(changes) / 2
+        told = party.tasks[-1].control
+        assert told is not None
+        torch.testing.assert_close(told, torch.full((LAYOUT.trainable,), expected))
+        changes = [SIZES[client] * (client + 1) for client in party.asked[-1]]
+        expected += sum(changes) / sum(SIZES)
     control = server.state()["control"]
     torch.testing.assert_close(control, torch.full((LAYOUT.trainable,), expected))
 
@@ -396,7 +398,8 @@ def test_a_round_that_was_gathered_counts_though_all_clients_have_gone_since() -
     server.advance(*server.gather())
     assert server.rounds_done == 1
     torch.testing.assert_close(server.theta, THETA + mean(dict(enumerate(SIZES))))
-    assert torch.equal(server.state()["control"], torch.full((LAYOUT.trainable,), 2.5))
+    control = sum(size * (client + 1) for client, size in enumerate(SIZES)) / sum(SIZES)
+    torch.testing.assert_close(server.state()["control"], torch.full((LAYOUT.trainable,), control))
 
 
 def test_the_rate_follows_a_cosine_over_rounds_from_lr_towards_zero() -> None:

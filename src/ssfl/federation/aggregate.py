@@ -40,7 +40,7 @@ class Mean:
     weight: float
     count: int
     control: Tensor | None = None
-    """The plain mean of Δc_k over the clients that took part."""
+    """SCAFFOLD's Δc_k, with the same weights; late updates weigh, but have none."""
     effective_steps: float = 1.0
     """FedNova's τ_eff, by which its normalised mean is to be multiplied; 1 for other means."""
 
@@ -102,7 +102,7 @@ class Aggregator:
         if part.weight <= 0:
             raise FederationError("the updates of a round weigh nothing: they cannot be averaged")
         rescale = part.expected / part.weight  # exactly 1 when all who were asked took part
-        control = None if part.control is None else part.control / part.count
+        control = None if part.control is None else part.control * rescale
         delta = part.delta if rescale == 1 else part.delta * rescale
         return Mean(delta, part.weight, part.count, control, part.effective_steps * rescale)
 
@@ -122,7 +122,7 @@ class Aggregator:
         if control is not None:
             if self._control is None:
                 self._control = torch.zeros_like(control)
-            self._control.add_(control)  # a plain sum: SCAFFOLD weighs clients alike
+            self._control.add_(control, alpha=share)
 
 
 class NormalisedAggregator(Aggregator):
@@ -201,9 +201,8 @@ def fold(aggregator: Aggregator, reply: Reply, weight: float) -> None:
         aggregator.add(Update(reply.client, reply.delta, weight, reply.steps, reply.control))
         return
     count = len(reply.joint.clients)
-    control = None if reply.control is None else reply.control * count
     steps = reply.joint.effective_steps
-    aggregator.merge(Partial(reply.delta, weight, weight, count, control, steps))
+    aggregator.merge(Partial(reply.delta, weight, weight, count, reply.control, steps))
 
 
 def join(replies: Sequence[Reply], aggregator: Aggregator) -> Reply:

@@ -1,10 +1,13 @@
 """What holds a client's Θ_k near the others' while it trains: FedProx and SCAFFOLD.
 
 FedProx (Li et al. 2018) adds μ/2 ‖Θ_k − Θ‖² to the loss. SCAFFOLD (Karimireddy et al. 2020) adds
-c − c_k to every gradient, where c_k estimates the client's mean gradient and c that of all. c is
-the mean of the c_k, and stays so: a client whose last round the server did not fold (it was lost,
-late, refused, or not needed) goes on from the c_k before it. Once batch-norm statistics are frozen,
-steps are made on other numbers (models/frozen.py): c and the c_k begin anew at zero.
+c − c_k to every gradient, where c_k estimates the client's mean gradient and c that of all.
+
+c is the mean of the c_k, weighted by |D_k| as updates are: by a plain one (the published rule, the
+same for clients of one size) Θ would rest where the plain mean of the clients' losses is smallest.
+It stays the mean: a client whose last round the server did not fold (it was lost, late, refused, or
+not needed) goes on from the c_k before it. Once batch-norm statistics are frozen, steps are made on
+other numbers (models/frozen.py): c and the c_k begin anew at zero.
 """
 
 from dataclasses import replace
@@ -88,9 +91,9 @@ def known_control(state: ClientState, folded: int) -> Tensor | None:
     return torch.where(round_ == folded, after, before)
 
 
-def move_control(control: Tensor | None, mean: Mean, clients: int) -> Tensor | None:
-    """The server's side: c ← c + (|S|/K) · mean of Δc_k, with K = `clients` in all."""
+def move_control(control: Tensor | None, mean: Mean, images: int) -> Tensor | None:
+    """The server's side: c ← c + Σ_k |D_k|/|D| Δc_k, with |D| = `images` of all clients."""
     if mean.control is None:
         return control
-    step = mean.control * (mean.count / clients)
+    step = mean.control * (mean.weight / images)
     return step if control is None else control + step

@@ -41,7 +41,7 @@ class RoundReport:
     rate: float
     asked: int
     there: int
-    """Clients that could have been asked: SCAFFOLD's K."""
+    """Images of all clients that could have been asked: SCAFFOLD's |D|."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Means over clients, weighted by their samples."""
     clients: list[int] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Server:
             momentum=self._local.momentum,
             spares=self._spares,
         )
-        report = RoundReport(task.round, task.rate, len(asked), len(clients))
+        report = RoundReport(task.round, task.rate, len(asked), sum(sizes))
         normalised, summed = options.optimizer == "fednova", options.updates == "summed"
         self._admission.open_round(Known(size_of, self._local, normalised, summed))
         self._collect(task, asked, wanted, aggregator, report, on_reply)
