@@ -117,6 +117,29 @@ def test_balanced_gives_no_more_to_a_client_that_already_holds_its_share(seed, a
         assert np.all(held_before[row > 0] < 1000 / clients)
 
 
+@pytest.mark.parametrize(("clients", "alpha", "balanced"), [(10, 0.5, True), (7, 1.0, False)])
+def test_dirichlet_counts_are_fedmls_written_longhand(clients, alpha, balanced):
+    """FedML's partition_class_samples_with_dirichlet_distribution, class after class, of the same
+    draws of p_c: the share p_(c,k) of class c, cut where its cumulated sum is rounded down."""
+    labels = np.repeat(np.arange(5), [400, 150, 900, 33, 600])
+    options = {"kind": "dirichlet", "alpha": alpha, "clients": clients, "balanced": balanced}
+    found = counts_of(labels, split(labels, seed=3, **options), 5)
+    rng = np.random.default_rng(3)
+    held = [0] * clients
+    for c, total in enumerate([400, 150, 900, 33, 600]):
+        p = rng.dirichlet(np.repeat(alpha, clients))
+        if balanced:
+            p = np.array(
+                [p_k * (h < len(labels) / clients) for p_k, h in zip(p, held, strict=True)]
+            )
+            p = p / p.sum()
+        places = (np.cumsum(p) * total).astype(int)[:-1]
+        counts = [len(part) for part in np.split(np.arange(total), places)]
+        held = [h + n for h, n in zip(held, counts, strict=True)]
+        assert found[:, c].tolist() == counts
+    assert min(held) >= 2  # or it would have been drawn again
+
+
 def test_balanced_sizes_are_closer_to_each_other_than_plain_ones():
     labels = balanced_labels(10_000)
     plain = [len(p) for p in split(labels, kind="dirichlet", alpha=0.1)]
