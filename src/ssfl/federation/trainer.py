@@ -159,7 +159,7 @@ class Trainer:
             device=engine.device,
             indices=rows,
             batch=batch,
-            autocast=torch.bfloat16 if engine.bf16 else None,
+            autocast=engine.autocast,
             threads=threads,
         )
 
