@@ -165,11 +165,8 @@ def _compiler_options() -> dict[str, Any]:
     """
     from torch._inductor import config
 
-    return {
-        f"triton.{fault}": False
-        for fault in ("mix_order_reduction",)
-        if hasattr(config.triton, fault)
-    }
+    known = hasattr(config.triton, "mix_order_reduction")
+    return {"triton.mix_order_reduction": False} if known else {}
 
 
 def pick_device(name: str) -> torch.device:
