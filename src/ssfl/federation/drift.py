@@ -86,9 +86,8 @@ def known_control(state: ClientState, folded: int) -> Tensor | None:
     return torch.where(round_ == folded, after, before)
 
 
-def move_control(control: Tensor | None, mean: Mean, clients: int) -> Tensor | None:
+def move_control(control: Tensor, mean: Mean, clients: int) -> Tensor:
     """The server's side: c ← c + (|S|/K) · mean of Δc_k, with K = `clients` in all."""
     if mean.control is None:
         return control
-    step = mean.control * (mean.count / clients)
-    return step if control is None else control + step
+    return control + mean.control * (mean.count / clients)
