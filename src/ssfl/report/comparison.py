@@ -14,7 +14,6 @@ from ssfl.protocols.scores import GROUPS, Score, title
 from ssfl.report import parts
 from ssfl.report.charts import Number, Series, colour, line_chart, percent, plain
 from ssfl.report.record import Record
-from ssfl.report.single import footer
 from ssfl.report.words import clients, duration, named, rounds
 from ssfl.run import Run
 from ssfl.section import flat
@@ -90,19 +89,17 @@ def _page(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
     ]
     note = f'<p class="lead">{escape(_note(records, names))}</p>'
     differences = _differences(records)
-    body = (
-        '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
-        f"<h1>{len(records)} runs compared</h1>{_runs(records, names, folder)}</header>"
-        + parts.section("curves", "How they went", _curves(records, names))
+    content = (
+        parts.section("curves", "How they went", _curves(records, names))
         + parts.section("results", "Results", *tables, note if tables else "")
         + parts.section(
             "settings",
             "Settings that differ",
             parts.table(["", *names], differences) if differences else "",
         )
-        + footer()
     )
-    return parts.page(f"{len(records)} runs compared", body)
+    lead = _runs(records, names, folder)
+    return parts.page(f"{len(records)} runs compared", lead, content)
 
 
 def _runs(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:

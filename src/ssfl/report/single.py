@@ -1,9 +1,7 @@
 """The page about one run: what it was, how it went, what came of it, and what it was made from."""
 
 import logging
-import time
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ssfl.config import to_toml
@@ -62,25 +60,14 @@ def render(run: Run) -> str:
         operations.replies(record),
         configuration,
     ]
-    body = _header(record, sections, missing) + "".join(sections) + footer()
-    return parts.page(record.name, body)
+    content = "".join(sections)
+    return parts.page(record.name, _lead(record, missing) + parts.links(content), content)
 
 
-def _header(record: Record, sections: list[str], missing: str) -> str:
-    links = [
-        (part.split('id="', 1)[1].split('"', 1)[0], part.split("<h2>", 1)[1].split("</h2>", 1)[0])
-        for part in sections
-        if part
-    ]
-    nav = "".join(f'<a href="#{id_}">{title}</a>' for id_, title in links)
+def _lead(record: Record, missing: str) -> str:
     notes = [*record.facts.get("notes", ()), record.last.get("warning"), missing]
     warnings = "".join(f'<p class="warning">{parts.prose(note)}</p>' for note in notes if note)
-    return (
-        '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
-        f"<h1>{escape(record.name)}</h1>"
-        f'<p class="summary">{escape(summary(record))}</p>{warnings}{_tiles(record)}'
-        f"<nav>{nav}</nav></header>"
-    )
+    return f'<p class="summary">{escape(summary(record))}</p>{warnings}{_tiles(record)}'
 
 
 def _tiles(record: Record) -> str:
@@ -328,11 +315,3 @@ def _configuration(record: Record) -> str:
         "Configuration",
         f"<details><summary>config.toml, as resolved</summary><pre>{text}</pre></details>",
     )
-
-
-def footer() -> str:
-    try:
-        number = version("ssfl")
-    except PackageNotFoundError:
-        number = ""
-    return f"<footer>Made by ssfl {number}, {time.strftime('%-d %B %Y')}.</footer>"
