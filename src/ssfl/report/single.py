@@ -20,7 +20,7 @@ from ssfl.report.charts import (
     short,
 )
 from ssfl.report.record import Record
-from ssfl.report.words import summary
+from ssfl.report.words import HEALTH, summary
 from ssfl.run import Run
 
 log = logging.getLogger(__name__)
@@ -96,14 +96,7 @@ def _tiles(record: Record) -> str:
 
 def _curves(record: Record) -> str:
     figures = [_training(record), _accuracy(record), _movement(record)]
-    health = (
-        ("effective_rank", "Effective rank", "Dimensions the features use; higher is richer."),
-        ("std_ratio", "Feature spread", "1: directions fill the sphere; 0: collapse."),
-        ("uniformity", "Uniformity", "Lower is more even; 0 when all features are one."),
-        ("alignment", "Alignment", "Distance of an image's two views; lower is closer."),
-        ("epsilon_share", "Lost to ε", "What the worst batch norm loses to its ε; 0 is nothing."),
-    )
-    for name, title, note in health:
+    for name, (title, note, _) in HEALTH.items():
         points = record.health_curve(name)
         if len(points) > 1:  # else it is a number, among the results
             drawing = line_chart([Series(title, points, 2)], title)
@@ -226,20 +219,13 @@ def _result(score: Score, paper: dict[str, float], beside: bool) -> list[str]:
 
 def _health_table(record: Record) -> str:
     """At the first evaluation and at the last, where these are two."""
-    names = {
-        "effective_rank": "Effective rank: dimensions in use",
-        "std_ratio": "Feature spread: 1 is even, 0 is collapse",
-        "uniformity": "Uniformity: lower is more even",
-        "alignment": "Alignment: how far an image's two views are apart",
-        "epsilon_share": "Lost to ε: what the worst batch norm fails to normalise, 0 to 1",
-    }
     last = record.last
     first = record.evaluations[0] if record.evaluations else last
     rows = []
-    for name, title in names.items():
+    for name, figure in HEALTH.items():
         then, now = record.health(first, name), record.health(last, name)
         if then is not None and now is not None:
-            rows.append([title, plain(then), plain(now)])
+            rows.append([f"{figure.title}: {figure.in_table}", plain(then), plain(now)])
     if not rows:
         return ""
     if len(record.evaluations) < 2:
