@@ -183,18 +183,8 @@ class Experiment:
         if config.server.deadline:
             judge = build_host(config, data, store, trainer.engine).trainer
         evaluation = OnlineEvaluation(config.evaluation, data, judge, server, len(hosts))
-
-        found = latest_checkpoint(self.run.checkpoints)
-        if found is not None:
-            check_fit(found, trainer.layout.digest, self.run.checkpoints)
-            server.load(found.tensors, found.rounds)
-        begun_at, so_far = server.rounds_done, self.run.metrics
-        if so_far:
-            self._check_states(store, so_far, begun_at)
-            log_all(trackers, {"kind": "resume", "round": begun_at})
-            so_far = standing(so_far, begun_at)
-        store.rewind(begun_at)
-        remove_unfinished(self.run.path)
+        so_far = self._go_back(server, store, trackers)
+        begun_at = server.rounds_done
         # The seconds of the sessions before this one, up to the last row that counts.
         spent = max((row.get("train_seconds", 0.0) for row in so_far), default=0.0)
         started = time.perf_counter() - spent
@@ -234,6 +224,20 @@ class Experiment:
             raise
         if server.rounds_done > begun_at or not self.run.final:
             self._conclude(time.perf_counter() - started)
+
+    def _go_back(self, server: Server, store: StateStore, trackers: list[Tracker]) -> list[Row]:
+        """Put server and states where the last checkpoint has them; returns the rows that stand."""
+        found = latest_checkpoint(self.run.checkpoints)
+        if found is not None:
+            check_fit(found, server.layout.digest, self.run.checkpoints)
+            server.load(found.tensors, found.rounds)
+        rows = self.run.metrics
+        if rows:
+            self._check_states(store, rows, server.rounds_done)
+            log_all(trackers, {"kind": "resume", "round": server.rounds_done})
+        store.rewind(server.rounds_done)
+        remove_unfinished(self.run.path)
+        return standing(rows, server.rounds_done)
 
     def _check_states(self, store: StateStore, rows: Sequence[Row], rounds: int) -> None:
         """Refuse to go back further than clients can: they would start anew without a word."""
