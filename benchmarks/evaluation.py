@@ -124,7 +124,7 @@ def forward_passes(bench: Bench, clients: int) -> Seconds:
                 bench.trainer.views.plain,
                 device=bench.device,
                 batch=bench.config.evaluation.batch,
-                autocast=torch.bfloat16 if bench.trainer.engine.bf16 else None,
+                autocast=bench.trainer.engine.autocast,
             )
         passed = since(start, bench.device)
         wall, cpu = wall + passed.wall, cpu + passed.cpu

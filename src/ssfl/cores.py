@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-
 CONTAINER = Path("/sys/fs/cgroup")
 """Where Linux tells a container of its limits."""
 
@@ -44,8 +43,8 @@ def side_by_side(
 
 @contextmanager
 def crew(most: int, threads: int | None = None) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A `map` whose items are worked on by so many threads (default: torch's, or as many as there
-    are cores), no more than `most`, with one torch thread each.
+    """A `map` whose items are worked on by so many threads (default: torch's, but no more than
+    there are cores), at most `most`, with one torch thread each.
 
     Left to torch, all cores share every operation and wait for the slowest of them at its end: long
     where other work shares the cores. Here they meet once, and how many there are makes no

@@ -183,26 +183,17 @@ class Experiment:
         if config.server.deadline:
             judge = build_host(config, data, store, trainer.engine).trainer
         evaluation = OnlineEvaluation(config.evaluation, data, judge, server, len(hosts))
+        so_far = self._go_back(server, store, trackers)
+        begun_at = server.rounds_done
+        # The seconds of the sessions before this one, up to the last row that counts.
+        spent = max((row.get("train_seconds", 0.0) for row in so_far), default=0.0)
+        started = time.perf_counter() - spent
 
         def record(row: Row) -> None:
             row = {**row, "train_seconds": time.perf_counter() - started}
             log_all(trackers, row)
             display.row(row)
 
-        found = latest_checkpoint(self.run.checkpoints)
-        if found is not None:
-            check_fit(found, trainer.layout.digest, self.run.checkpoints)
-            server.load(found.tensors, found.rounds)
-        begun_at, so_far = server.rounds_done, self.run.metrics
-        if so_far:
-            self._check_states(store, so_far, begun_at)
-            log_all(trackers, {"kind": "resume", "round": begun_at})
-            so_far = standing(so_far, begun_at)
-        store.rewind(begun_at)
-        remove_unfinished(self.run.path)
-        # The seconds of the sessions before this one, up to the last row that counts.
-        spent = max((row.get("train_seconds", 0.0) for row in so_far), default=0.0)
-        started = time.perf_counter() - spent
         recorded = {(row["kind"], row["round"]) for row in so_far}
         rounds = config.server.rounds
         display.start(self.run, len(server.clients()), rounds, server.rounds_done)
@@ -221,18 +212,32 @@ class Experiment:
                     record(_round_row(server.advance(*gathered)))
                 self._judge(server, evaluation, record)
                 if server.rounds_done % config.run.checkpoint_every == 0:
-                    self._save(server, hosts)
-            self._save(server, hosts)
+                    self._save(server, store)
+            self._save(server, store)
         # Of a terminal or a pipe that is gone, display makes an OSError or, through rich, an exit.
         except (KeyboardInterrupt, SystemExit, OSError, FederationError):
             try:
                 communicator.close()
             finally:  # neither a broken transport nor another Ctrl-C may cost what was done
                 with uninterrupted():
-                    self._save(server, hosts)
+                    self._save(server, store)
             raise
         if server.rounds_done > begun_at or not self.run.final:
             self._conclude(time.perf_counter() - started)
+
+    def _go_back(self, server: Server, store: StateStore, trackers: list[Tracker]) -> list[Row]:
+        """Put server and states where the last checkpoint has them; returns the rows that stand."""
+        found = latest_checkpoint(self.run.checkpoints)
+        if found is not None:
+            check_fit(found, server.layout.digest, self.run.checkpoints)
+            server.load(found.tensors, found.rounds)
+        rows = self.run.metrics
+        if rows:
+            self._check_states(store, rows, server.rounds_done)
+            log_all(trackers, {"kind": "resume", "round": server.rounds_done})
+        store.rewind(server.rounds_done)
+        remove_unfinished(self.run.path)
+        return standing(rows, server.rounds_done)
 
     def _check_states(self, store: StateStore, rows: Sequence[Row], rounds: int) -> None:
         """Refuse to go back further than clients can: they would start anew without a word."""
@@ -246,7 +251,9 @@ class Experiment:
                 "start a new run"
             )
 
-    def _judge(self, server: Server, evaluation: OnlineEvaluation, record: Any) -> None:
+    def _judge(
+        self, server: Server, evaluation: OnlineEvaluation, record: Callable[[Row], None]
+    ) -> None:
         every, done = self.config.evaluation.every, server.rounds_done
         due = done == self.config.server.rounds or (every and done % every == 0)
         if not due:
@@ -256,12 +263,11 @@ class Experiment:
         if row.get("warning"):
             self.display.note(f"round {done}: {row['warning']}")
 
-    def _save(self, server: Server, hosts: Sequence[Host]) -> None:
+    def _save(self, server: Server, store: StateStore) -> None:
         """Record and states first, then the checkpoint that refers to them, then drop what is
         outdated."""
         if server.rounds_done == server.durable:
             return
-        store = hosts[0].store
         sync(self.run.record)  # or a power cut could take rounds from it that are never played anew
         store.flush(server.rounds_done)
         checkpoint = Checkpoint(server.rounds_done, server.layout.digest, server.state())

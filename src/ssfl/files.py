@@ -3,11 +3,9 @@
 Everything a run must find again is written to a temporary name, flushed to the disk, then renamed.
 """
 
-import csv
-import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -72,22 +70,6 @@ def remove_unfinished(folder: Path) -> None:
 def write_text(path: Path, content: str) -> None:
     """Replace `path` by `content`, atomically."""
     write_bytes(path, content.encode())
-
-
-def csv_text(lines: Sequence[Mapping[str, object]]) -> str:
-    """Lines as CSV, with a column for every key that any of them has, in order of appearance."""
-    columns = list(dict.fromkeys(key for line in lines for key in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
-
-
-def markdown_table(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells, the second of dashes, as Markdown; a bar inside a cell stays inside it."""
-    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
 def read_json(path: Path, mend: str) -> Any:

@@ -86,7 +86,7 @@ class Listener:
 
 
 class TensorBoard:
-    """The same rows as TensorBoard scalars, `kind/figure` against the round.
+    """The same rows as TensorBoard scalars, against the round.
 
     Its file is there from the first row on: a run that records nothing leaves none behind.
     """
@@ -100,7 +100,7 @@ class TensorBoard:
     def log(self, row: Row) -> None:
         self._writer = self._writer or self._open()
         for name, value in scalars(row):
-            self._writer.add_scalar(f"{row['kind']}/{name}", value, row["round"])
+            self._writer.add_scalar(name, value, row["round"])
 
     def close(self) -> None:
         if self._writer is not None:
@@ -116,12 +116,11 @@ class MLflow:
 
         mlflow.set_experiment("ssfl")
         self._mlflow = mlflow
-        self._run = mlflow.start_run(run_name=folder.name)
+        mlflow.start_run(run_name=folder.name)
         mlflow.log_params({key: str(value)[:500] for key, value in about.items()})
 
     def log(self, row: Row) -> None:
-        figures = {f"{row['kind']}/{name}": value for name, value in scalars(row)}
-        self._mlflow.log_metrics(figures, step=row["round"])
+        self._mlflow.log_metrics(dict(scalars(row)), step=row["round"])
 
     def close(self) -> None:
         self._mlflow.end_run()
@@ -139,8 +138,7 @@ class WandB:
 
     def log(self, row: Row) -> None:
         # Their step may only grow, and a resumed run goes back: the round is a figure like others.
-        figures = {f"{row['kind']}/{name}": value for name, value in scalars(row)}
-        self._run.log({**figures, "round": row["round"]})
+        self._run.log({**dict(scalars(row)), "round": row["round"]})
 
     def close(self) -> None:
         self._run.finish()
@@ -151,10 +149,10 @@ EXTRAS: dict[str, Any] = {"mlflow": MLflow, "wandb": WandB}
 
 
 def scalars(row: Row) -> Iterator[tuple[str, float]]:
-    """The plain numbers of a row."""
+    """The plain numbers of a row, each as `kind/figure`."""
     for name, value in row.items():
         if name != "round" and isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield name, float(value)
+            yield f"{row['kind']}/{name}", float(value)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -145,13 +145,12 @@ def test_the_server_moves_its_control_by_the_share_that_took_part():
     mean = aggregator.finish()
     # c + (99 · 0.735 + 1 · 0.065)/400
     assert number(move_control(torch.tensor([0.5]), mean, 400)) == pytest.approx(0.682075)
-    assert number(move_control(None, mean, 400)) == pytest.approx(0.182075)
 
 
-def test_the_server_has_no_control_without_scaffold():
+def test_the_servers_control_stays_where_no_change_of_it_came():
     aggregator = Aggregator(1)
     aggregator.add(Update(0, torch.zeros(6), 1))
-    assert move_control(None, aggregator.finish(), 4) is None
+    assert number(move_control(torch.tensor([0.5]), aggregator.finish(), 4)) == 0.5
 
 
 def test_scaffold_comes_to_rest_where_fedavgs_objective_is_smallest():

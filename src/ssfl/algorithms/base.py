@@ -42,6 +42,11 @@ class Models:
         assert self.personal is not None, "models.own is there with `personal = True` alone"
         return self.personal
 
+    @property
+    def learners(self) -> tuple[Learner, ...]:
+        """Θ_k, and θ_k where there is one."""
+        return (self.global_,) if self.personal is None else (self.global_, self.personal)
+
 
 class Algorithm:
     """Base of algorithms."""

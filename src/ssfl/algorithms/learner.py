@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from ssfl.algorithms.options import LocalOptions
 from ssfl.errors import ConfigError
-from ssfl.models.flat import FlatModel, Kind
+from ssfl.models.flat import TRAINABLE, FlatModel, Kind
 from ssfl.models.frozen import freeze_statistics, set_paces
 from ssfl.ssl.base import Batch, Method, Outputs
 
@@ -44,9 +44,7 @@ class Learner:
         self._anchor: Tensor | None = None
         self._pull = 0.0
         self._options = options
-        self._names = [
-            e.name for e in self.flat.layout.entries if e.kind in (Kind.WEIGHT, Kind.NORM)
-        ]
+        self._names = [e.name for e in self.flat.layout.entries if e.kind in TRAINABLE]
         self._decay = None if options.decay_norms else self._decay_of_each()
         self._constant_rate = self._predictor() if options.predictor_rate == "constant" else None
         self.forward: Forward = self._forward
@@ -190,7 +188,7 @@ class Learner:
         ranges = [
             e.range
             for e in self.flat.layout.entries
-            if e.name.startswith(prefix) and e.kind in (Kind.WEIGHT, Kind.NORM)
+            if e.name.startswith(prefix) and e.kind in TRAINABLE
         ]
         if not ranges:
             raise ConfigError(

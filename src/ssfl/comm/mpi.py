@@ -81,7 +81,7 @@ def _say_farewell_at_exit() -> None:
     """Ranks that wait for a run must not wait for ever when rank 0 ends without one."""
 
     def farewell() -> None:
-        for to in range(1, _world().size):
+        for to in range(1, ranks()):
             _send({"do": "leave"}, to, STOP)
 
     atexit.register(farewell)
@@ -89,21 +89,21 @@ def _say_farewell_at_exit() -> None:
 
 def connect(config: Config, folder: Path, hosts: Sequence[Host]) -> PullCommunicator:
     """The transport `mpi`: clients in the other ranks of this MPI job."""
-    if _world().size < 2:
+    if ranks() < 2:
         raise ConfigError(
             "the transport mpi has no ranks to work with: start it by "
             "`mpiexec -n N ssfl train ... --comm mpi`, one rank to serve and N - 1 to train"
         )
     _say_farewell_at_exit()
-    ranks = Ranks(folder.absolute())
-    return PullCommunicator(ranks, ranks.numbers, hosts[0].data)
+    workers = Ranks(folder.absolute())
+    return PullCommunicator(workers, workers.numbers, hosts[0].data)
 
 
 class Ranks:
     """The working ranks, as rank 0 sees them."""
 
     def __init__(self, folder: Path) -> None:
-        self.numbers = range(1, _world().size)
+        self.numbers = range(1, ranks())
         self._testament: subprocess.Popen[bytes] | None = _testament(folder)
         self._message: wire.Message = (b"", [])
         self._knows: set[int] = set()

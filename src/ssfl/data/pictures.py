@@ -39,7 +39,6 @@ STYLE: Any = {
 
 def save_partition_pictures(data: FederatedData, folder: Path) -> list[Path]:
     """Draw `partition_samples.png` and, where there are labels, `partition_labels.png`."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "partition_samples.png"]
     _samples(data, paths[0])
     counts = data.class_counts()
@@ -50,16 +49,19 @@ def save_partition_pictures(data: FederatedData, folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _figure(path: Path, width: float, height: float) -> Iterator[Any]:
+def picture(
+    path: Path, width: float, height: float, *, columns: int = 1, style: Any = STYLE
+) -> Iterator[Any]:
     """Axes that are saved to `path`; drawn without a display, whatever the user's settings."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(style):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
-        yield figure.subplots()
+        yield figure.subplots(1, columns)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Of letters in a name that the font lacks, one by one: the reader sees an empty box.
         with warnings.catch_warnings(action="ignore"):
             figure.savefig(path, dpi=150)
@@ -68,7 +70,8 @@ def _figure(path: Path, width: float, height: float) -> Iterator[Any]:
 def _samples(data: FederatedData, path: Path) -> None:
     sizes = data.sizes()
     few = len(sizes) <= FEW
-    with _figure(path, float(np.clip(0.32 * len(sizes), 6.0, 14.0)) if few else 8.0, 4.0) as axes:
+    width = float(np.clip(0.32 * len(sizes), 6.0, 14.0)) if few else 8.0
+    with picture(path, width, 4.0) as axes:
         if few:
             bars = axes.bar(range(len(sizes)), sizes, color=BAR, width=0.72)
             if len(sizes) <= 20:
@@ -103,7 +106,7 @@ def _labels(data: FederatedData, counts: NDArray[np.int64], path: Path) -> None:
         counts = counts[np.lexsort((-counts.max(axis=1), counts.argmax(axis=1)))]
     width = float(np.clip(0.42 * clients + 2.0, 6.0, 14.0)) if few else 9.0
     height = float(np.clip(0.36 * classes + 1.4, 3.2, 9.0))
-    with _figure(path, width, height) as axes:
+    with picture(path, width, height) as axes:
         # Among very many cells one extreme must not make all others pale.
         top = counts.max() if few else max(1.0, float(np.percentile(counts, 99.5)))
         image = axes.imshow(

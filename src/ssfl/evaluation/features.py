@@ -14,8 +14,9 @@ from ssfl.cores import side_by_side
 from ssfl.errors import DataError
 
 PIXELS = 64 * 32 * 32
-"""At most so many, but a few images' at the least, pass through an encoder at once on a CPU."""
+"""Pixels of a batch on a CPU, at most, however large a batch was asked for."""
 FEWEST = 8
+"""Images of such a batch at the least, however large they are."""
 
 
 @contextmanager

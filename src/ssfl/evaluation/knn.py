@@ -77,7 +77,8 @@ def knn_accuracy(
     temperature: float = 0.1,
 ) -> float:
     """Share of queries given their own label, between 0 and 1. NaN where features are not finite:
-    they have no neighbours, and what they would be given by chance is not their merit."""
+    they have no neighbours, and what they would be given by chance is not their merit. Labels may
+    be on another device than features."""
     if not (bank.isfinite().all() and queries.isfinite().all()):
         return math.nan
     predicted = knn_predict(bank, bank_labels, queries, k=k, temperature=temperature)

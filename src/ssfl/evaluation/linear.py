@@ -75,7 +75,11 @@ class LinearResult:
 
     def predict(self, features: Tensor) -> Tensor:
         """The class of each row of `features`."""
-        return (features @ self.weight.T + self.bias).argmax(1)
+        return _predicted(self.weight, self.bias, features)
+
+
+_Classifier = tuple[Tensor, Tensor, float]
+"""Weight, bias and loss of a `LinearResult`."""
 
 
 class ClientFeatures(NamedTuple):
@@ -113,18 +117,19 @@ def linear_probes(
     """A classifier for each encoder that saw the same images; on a GPU, all in one go."""
     for features in train_features:
         _check([features], [train_labels], classes)
-    results = (_optima if options.solver == "lbfgs" else _by_sgd)(
-        train_features, train_labels, classes, options, seed
-    )
+    if options.solver == "lbfgs":
+        classifiers = _optima(train_features, train_labels, classes, options)
+    else:
+        classifiers = _by_sgd(train_features, train_labels, classes, options, seed)
     return [
-        _scored(result, _accuracy(result, features, test_labels))
-        for result, features in zip(results, test_features, strict=True)
+        LinearResult(_accuracy(weight, bias, features, test_labels), weight, bias, loss)
+        for (weight, bias, loss), features in zip(classifiers, test_features, strict=True)
     ]
 
 
 def _optima(
-    features: Sequence[Tensor], labels: Tensor, classes: int, options: LinearOptions, seed: int
-) -> list[LinearResult]:
+    features: Sequence[Tensor], labels: Tensor, classes: int, options: LinearOptions
+) -> list[_Classifier]:
     found = fit_logistics(
         features,
         labels,
@@ -133,19 +138,16 @@ def _optima(
         iterations=options.iterations,
         tolerance=options.tolerance,
     )
-    return [LinearResult(math.nan, *one) for one in zip(*found, strict=True)]
+    return list(zip(*found, strict=True))
 
 
 def _by_sgd(
     features: Sequence[Tensor], labels: Tensor, classes: int, options: LinearOptions, seed: int
-) -> list[LinearResult]:
+) -> list[_Classifier]:
     """Centralised SGD is FedAvg with one client, its momentum kept from epoch to epoch."""
     epochs = {"rounds": options.rounds * options.local_epochs, "local_epochs": 1}
     whole = options.model_copy(update=epochs)
-    return [
-        LinearResult(math.nan, *_fedavg([x], [labels], classes, whole, seed, keep_momentum=True))
-        for x in features
-    ]
+    return [_fedavg([x], [labels], classes, whole, seed, keep_momentum=True) for x in features]
 
 
 def federated_linear(
@@ -159,8 +161,7 @@ def federated_linear(
 ) -> LinearResult:
     """One encoder's classifier, trained by FedAvg over the clients, on the global test set."""
     weight, bias, loss = _fedavg(client_features, client_labels, classes, options, seed)
-    result = LinearResult(math.nan, weight, bias, loss)
-    return _scored(result, _accuracy(result, test_features, test_labels))
+    return LinearResult(_accuracy(weight, bias, test_features, test_labels), weight, bias, loss)
 
 
 def naive_federated_linear(
@@ -174,22 +175,19 @@ def naive_federated_linear(
         options,
         seed,
     )
-    result = LinearResult(math.nan, weight, bias, loss)
-    scores = tuple(_accuracy(result, c.test_features, c.test_labels) for c in clients)
-    return _scored(result, sum(scores) / len(scores), scores)
+    scores = tuple(_accuracy(weight, bias, c.test_features, c.test_labels) for c in clients)
+    return LinearResult(sum(scores) / len(scores), weight, bias, loss, scores)
 
 
-def _scored(
-    result: LinearResult, accuracy: float, per_client: tuple[float, ...] = ()
-) -> LinearResult:
-    return LinearResult(accuracy, result.weight, result.bias, result.loss, per_client)
-
-
-def _accuracy(result: LinearResult, features: Tensor, labels: Tensor) -> float:
+def _accuracy(weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor) -> float:
     if len(features) == 0:
         raise DataError("a linear classifier needs at least one test image to be scored on")
-    right = result.predict(features.to(result.weight)) == labels.to(result.weight.device)
+    right = _predicted(weight, bias, features.to(weight)) == labels.to(weight.device)
     return float(right.double().mean())
+
+
+def _predicted(weight: Tensor, bias: Tensor, features: Tensor) -> Tensor:
+    return (features @ weight.T + bias).argmax(1)
 
 
 def _check(features: Sequence[Tensor], labels: Sequence[Tensor], classes: int) -> None:
@@ -219,8 +217,8 @@ def _fedavg(
     seed: int,
     *,
     keep_momentum: bool = False,
-) -> tuple[Tensor, Tensor, float]:
-    """Weight, bias and training loss after `rounds` of local SGD weighted by |D_k|."""
+) -> _Classifier:
+    """The classifier after `rounds` of local SGD weighted by |D_k|."""
     _check(client_features, client_labels, classes)
     x = torch.cat([*client_features])
     y = torch.cat([*client_labels]).to(x.device, torch.long)

@@ -119,7 +119,7 @@ def _minimise(problem: _Problem, classes: int, iterations: int, tolerance: float
         # What is done already stays where it is.
         direction = _descent(gradient, history, problem.bound) * active
         along = _logits(direction, x)
-        step = _line_search(problem, logits, along, chance, model, gradient, direction)
+        step = _line_search(problem, logits, along, chance, gradient, direction)
         moved = step * direction
         model = model + moved
         logits = torch.addcmul(logits, along, step)
@@ -200,7 +200,6 @@ def _line_search(
     logits: Tensor,
     along: Tensor,
     chance: Tensor,
-    model: Tensor,
     gradient: Tensor,
     direction: Tensor,
 ) -> Tensor:

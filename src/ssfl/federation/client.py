@@ -98,12 +98,11 @@ class Client:
         if held_out is not None and test is not None and len(test):
             judged = trainer.features(encoder, held_out, test, options.batch)
             if images.labels is not None and held_out.labels is not None:
-                device = features.device
                 metrics["knn"] = knn_accuracy(
                     features,
-                    images.labels[train].to(device),
+                    images.labels[train],
                     judged,
-                    held_out.labels[test].to(device),
+                    held_out.labels[test],
                     k=options.k,
                     temperature=options.temperature,
                 )

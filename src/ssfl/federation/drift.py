@@ -91,9 +91,8 @@ def known_control(state: ClientState, folded: int) -> Tensor | None:
     return torch.where(round_ == folded, after, before)
 
 
-def move_control(control: Tensor | None, mean: Mean, images: int) -> Tensor | None:
+def move_control(control: Tensor, mean: Mean, images: int) -> Tensor:
     """The server's side: c ← c + Σ_k |D_k|/|D| Δc_k, with |D| = `images` of all clients."""
     if mean.control is None:
         return control
-    step = mean.control * (mean.weight / images)
-    return step if control is None else control + step
+    return control + mean.control * (mean.weight / images)

@@ -59,11 +59,12 @@ class Engine:
 
     def __init__(self, options: DeviceOptions) -> None:
         self.device = pick_device(options.device)
-        self.bf16 = options.precision == "bf16" or (
+        bf16 = options.precision == "bf16" or (
             options.precision == "auto" and self.device.type == "cuda"
         )
+        self.autocast = torch.bfloat16 if bf16 else None  # of passes, where it is not float32
         self.compile = options.compile == "auto" and self.device.type == "cuda"
-        if self.device.type == "cuda" and not self.bf16:
+        if self.device.type == "cuda" and self.autocast is None:
             torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32
         self._resident: dict[int, tuple[Images, Images]] = {}
 
@@ -85,8 +86,8 @@ class Engine:
         """Give a learner the passes that suit the device; `images` is the usual batch."""
         if self.device.type == "cuda":
             learner.method.see_views_in_one_pass()
-        if self.bf16:
-            learner.forward = _in_bf16(learner.forward, self.device.type)
+        if self.autocast is not None:
+            learner.forward = _cast(learner.forward, self.device.type, self.autocast)
         learner.update = self.compiled(learner.update)
         if algorithm.differentiates_twice:
             return  # compiled code cannot be differentiated twice; it is captured all the same
@@ -95,7 +96,7 @@ class Engine:
             learner.loss = self.compiled(learner.loss, lambda outputs: outputs.z.shape[1] == images)
 
     def _fast(self, learner: Learner, images: int) -> Forward:
-        own = Unpacked(learner.flat, torch.bfloat16 if self.bf16 else torch.float32)
+        own = Unpacked(learner.flat, self.autocast or torch.float32)
         fast, plain = self.compiled(learner.forward), learner.forward
         statistics = Ledger(learner.method)
 
@@ -149,9 +150,9 @@ class PlainStep:
         return self._run(index, uniforms)
 
 
-def _in_bf16(forward: Forward, device: str) -> Forward:
+def _cast(forward: Forward, device: str, precision: torch.dtype) -> Forward:
     def run(batch: Batch, weights: Weights | None) -> Outputs:
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, precision):
             return forward(batch, weights)
 
     return run
@@ -164,11 +165,8 @@ def _compiler_options() -> dict[str, Any]:
     """
     from torch._inductor import config
 
-    return {
-        f"triton.{fault}": False
-        for fault in ("mix_order_reduction",)
-        if hasattr(config.triton, fault)
-    }
+    known = hasattr(config.triton, "mix_order_reduction")
+    return {"triton.mix_order_reduction": False} if known else {}
 
 
 def pick_device(name: str) -> torch.device:

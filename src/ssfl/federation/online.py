@@ -52,7 +52,7 @@ class OnlineEvaluation:
         alone = not there_is_theta or len(self._data.dataset.train) == 0
         if alone or "warning" not in figures:
             width = self._trainer.models.global_.method.backbone.features
-            figures |= _clients_trouble(figures.get("clients", {}), width, diverged=not alone)
+            figures |= _clients_trouble(figures.get("clients", {}), width, only_diverged=not alone)
         return figures
 
     def baselines(self) -> Figures:
@@ -117,9 +117,9 @@ class OnlineEvaluation:
     def _knn(self, bank: Tensor, labels: Tensor, queries: Tensor, truth: Tensor) -> float:
         return knn_accuracy(
             bank,
-            labels.to(bank.device),
+            labels,
             queries,
-            truth.to(bank.device),
+            truth,
             k=self._options.k,
             temperature=self._options.temperature,
         )
@@ -151,10 +151,10 @@ def _health_row(found: Health) -> Figures:
 
 
 def _clients_trouble(
-    clients: Mapping[str, Mapping[str, float]], width: int, *, diverged: bool = False
+    clients: Mapping[str, Mapping[str, float]], width: int, *, only_diverged: bool
 ) -> Figures:
-    """A warning where clients' own encoders look collapsed, by what they say of them; or only where
-    they have `diverged`."""
+    """A warning where clients' own encoders look collapsed, by what they say of them; or, with
+    `only_diverged`, where what they say is no number."""
     needed = ("std_ratio", "effective_rank", "uniformity")
     told = {}
     for who, sent in clients.items():
@@ -162,7 +162,7 @@ def _clients_trouble(
             ratio, rank, uniformity = (sent[name] for name in needed)
             share = sent.get("epsilon_share")
             found = Health(ratio, ratio, rank, uniformity, epsilon_share=share, dimensions=width)
-            if (warning := trouble(found)) and (math.isnan(ratio) or not diverged):
+            if (warning := trouble(found)) and (math.isnan(ratio) or not only_diverged):
                 told[who] = warning
     if not told:
         return {}

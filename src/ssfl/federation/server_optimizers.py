@@ -32,11 +32,10 @@ class ServerOptimizer:
             if entry.kind is Kind.STATISTIC and entry.name.endswith("running_var")
         ]
         self._spares = Spares()
-        self._state = {name: self.start() for name in self.keeps}
-
-    def start(self) -> Tensor:
-        """What a kept vector is before the first round."""
-        return torch.zeros(self._trainable)
+        begin = {"second": options.tau**2}  # v; what else is kept begins at zero
+        self._state = {
+            name: torch.full((self._trainable,), begin.get(name, 0.0)) for name in self.keeps
+        }
 
     def step(self, theta: Tensor, mean: Mean) -> Tensor:
         """The next Θ (shared part); `theta` is left as it is."""
@@ -91,10 +90,6 @@ class FedAdam(ServerOptimizer):
 
     keeps = ("first", "second")
 
-    def __init__(self, options: ServerOptions, layout: Layout) -> None:
-        super().__init__(options, layout)
-        self._state["second"].fill_(options.tau**2)
-
     def move(self, delta: Tensor, mean: Mean) -> Tensor:
         beta1 = self.options.momentum
         first = self._state["first"].mul_(beta1).add_(delta, alpha=1 - beta1)
@@ -118,10 +113,6 @@ class FedAdagrad(ServerOptimizer):
     """v ← v + Δ̄²; Θ ← Θ + η Δ̄ / (√v + τ): β₁ is 0, as in the paper's experiments."""
 
     keeps = ("second",)
-
-    def __init__(self, options: ServerOptions, layout: Layout) -> None:
-        super().__init__(options, layout)
-        self._state["second"].fill_(options.tau**2)
 
     def move(self, delta: Tensor, mean: Mean) -> Tensor:
         second = self._state["second"].add_(delta.square())

@@ -53,13 +53,8 @@ class Trainer:
         engine: Engine,
         seed: int,
     ) -> None:
-        self.algorithm, self.views, self.local, self.engine, self.seed = (
-            algorithm,
-            views,
-            local,
-            engine,
-            seed,
-        )
+        self.algorithm, self.views, self.local = algorithm, views, local
+        self.engine, self.seed = engine, seed
         self.stop = Event()
         self._images = engine.resident(images)
         self._lane = engine.lane()
@@ -105,7 +100,7 @@ class Trainer:
             self._step.ready(plan[0], uniforms[0])
         memory = self._load(client, task, theta, state)
         totals = torch.zeros(len(self.algorithm.metrics), device=device)
-        for learner in filter(None, (self.models.global_, self.models.personal)):
+        for learner in self.models.learners:
             learner.disturbed = learner.disturbed or len(plan) > 0  # a replay does not say so
         for index, numbers in zip(plan, uniforms, strict=True):
             if self.stop.is_set():
@@ -164,7 +159,7 @@ class Trainer:
             device=engine.device,
             indices=rows,
             batch=batch,
-            autocast=torch.bfloat16 if engine.bf16 else None,
+            autocast=engine.autocast,
             threads=threads,
         )
 
@@ -221,7 +216,7 @@ class Trainer:
         """One iteration of the algorithm, in one piece or in micro-batches."""
         totals = torch.zeros(len(self.algorithm.metrics), device=index.device)
         for part, share, last in self._micro_batches(index.shape[1]):
-            for learner in filter(None, (self.models.global_, self.models.personal)):
+            for learner in self.models.learners:
                 learner.share, learner.last = share, last
             batches = self._batches(index[:, part], uniforms[:, :, part])
             values = self.algorithm.step(self.models, *batches)
@@ -259,9 +254,11 @@ class Trainer:
             self._step = self.engine.step(self._one_step)  # a captured one has the old way in it
 
     def _load(self, client: int, task: Task, theta: Tensor, state: ClientState) -> Tensor | None:
-        """Make the resident models this client's; returns what its algorithm will remember."""
+        """Make the resident models this client's; returns what its algorithm will remember of Θ."""
         models = self.models
-        memory = self._receive(theta, state)
+        self._anchor(theta)
+        memory = self.algorithm.arrive(models, theta, state.mine, state.memory)
+        self._put_back(state)
         models.global_.reset(state.momentum)
         models.global_.keep_pace()
         if models.personal is not None:
@@ -270,18 +267,10 @@ class Trainer:
                 models.personal.flat.vector.copy_(state.personal)
             else:  # θ_k starts as the Θ its client is first sent
                 models.personal.flat.vector.copy_(models.global_.flat.vector)
-        for learner in filter(None, (models.global_, models.personal)):
+        for learner in models.learners:
             learner.rate.fill_(task.rate)
             learner.stand_at(task.progress)
         self._drift.begin(client, task, state)
-        return memory
-
-    def _receive(self, theta: Tensor, state: ClientState) -> Tensor | None:
-        """Θ arrives; returns what the client's algorithm will remember of it."""
-        models = self.models
-        self._anchor(theta)
-        memory = self.algorithm.arrive(models, theta, state.mine, state.memory)
-        self._put_back(state)
         return memory
 
     def _anchor(self, theta: Tensor) -> None:

@@ -62,7 +62,7 @@ def _two_views(trainer: Trainer, encoder: nn.Module, pixels: Tensor) -> float:
         torch.cat([*views(pixels, uniforms)]),
         lambda ready: ready,
         device=engine.device,
-        autocast=torch.bfloat16 if engine.bf16 else None,
+        autocast=engine.autocast,
     )
     first, second = both.chunk(2)
     return alignment(first, second)

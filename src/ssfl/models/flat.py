@@ -33,6 +33,8 @@ class Kind(StrEnum):
     HOME = "home"  # never leaves the client (queues)
 
 
+TRAINABLE = (Kind.WEIGHT, Kind.NORM)
+"""Kinds that gradients move."""
 ORDER = {Kind.WEIGHT: 0, Kind.NORM: 0, Kind.TARGET: 1, Kind.STATISTIC: 2, Kind.HOME: 3}
 
 
@@ -79,12 +81,12 @@ class Layout:
     @cached_property
     def trainable(self) -> int:
         """Length of the prefix that gradients move."""
-        return self._length({Kind.WEIGHT, Kind.NORM})
+        return self._length(TRAINABLE)
 
     @cached_property
     def shared(self) -> int:
         """Length of the prefix that is shared with the server."""
-        return self.size - self._length({Kind.HOME})
+        return self.size - self._length((Kind.HOME,))
 
     @cached_property
     def digest(self) -> str:
@@ -92,7 +94,7 @@ class Layout:
         facts = [(e.name, e.shape, e.kind) for e in self.entries if e.kind is not Kind.HOME]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
-    def _length(self, kinds: set[Kind]) -> int:
+    def _length(self, kinds: tuple[Kind, ...]) -> int:
         return sum(entry.size for entry in self.entries if entry.kind in kinds)
 
     def tensors(self, vector: Tensor) -> dict[str, Tensor]:
@@ -193,7 +195,7 @@ def _kinds(module: nn.Module, home: tuple[str, ...]) -> dict[str, Kind]:
         _check_there(module, prefix)
     for name in kinds:
         if name.startswith(home) and home:
-            if kinds[name] in (Kind.WEIGHT, Kind.NORM):
+            if kinds[name] in TRAINABLE:
                 raise ConfigError(
                     f"{name} is moved by gradients, and home is for what is not, a queue: an "
                     "algorithm's arrive keeps weights with a client (examples/own_algorithm.py)"

@@ -20,7 +20,7 @@ from ssfl.models.flat import FlatModel
 from ssfl.models.norm import BatchNorm
 
 
-def freeze_statistics(module: nn.Module, frozen: bool = True) -> None:
+def freeze_statistics(module: nn.Module, frozen: bool) -> None:
     """Let the batch norms of every backbone inside normalise by their running statistics and leave
     these as they are, or no longer. Heads go on with each batch's own: without them, a method that
     has no negatives may map all images to one point."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssfl.models.flat import Entry, FlatModel, Kind
+from ssfl.models.flat import TRAINABLE, Entry, FlatModel, Kind
 
 
 class Unpacked:
@@ -24,7 +24,7 @@ class Unpacked:
 
     def __init__(self, flat: FlatModel, precision: torch.dtype) -> None:
         entries = flat.layout.entries
-        trainable = [e for e in entries if e.kind in (Kind.WEIGHT, Kind.NORM)]
+        trainable = [e for e in entries if e.kind in TRAINABLE]
         targets = [e for e in entries if e.kind is Kind.TARGET]
         start = flat.layout.trainable
         stop = targets[-1].range.stop if targets else start

@@ -156,7 +156,7 @@ class Bench:
             self.trainer.views.plain,
             device=self.device,
             batch=self.config.evaluation.batch,
-            autocast=torch.bfloat16 if self.trainer.engine.bf16 else None,
+            autocast=self.trainer.engine.autocast,
             progress=advance,
         )
 

@@ -153,7 +153,7 @@ class _Judge:
             self.asked = frozenset({"health"})
             what = "the images have no labels" if bench.test else "there are no test images"
             self.notes.append(f"{what}: health in place of accuracy")
-        self._wellbeing = Wellbeing(bench, features_known=not self.asked <= {"health"})
+        self._wellbeing = Wellbeing(bench, features_known=self._more_than_health)
         if not bench.labelled:
             return
         dataset, device = bench.data.dataset, bench.device
@@ -168,13 +168,16 @@ class _Judge:
         # A client without test images of its own has no local figure.
         self.clients = [c for c in self.clients if len(self._test_rows(c))]
 
+    @property
+    def _more_than_health(self) -> bool:
+        """Something is asked for that reads features of all images."""
+        return not self.asked <= {"health"}
+
     def theta(self) -> None:
         """Everything that is asked of Θ."""
         self._see(GLOBAL)
         self._measure_health()
-        if self.asked <= {"health"}:
-            return
-        if not self._finite(GLOBAL):
+        if not (self._more_than_health and self._finite(GLOBAL)):
             return
         bench = self.bench
         train, test = bench.train_features(GLOBAL), bench.test_features(GLOBAL)
@@ -205,11 +208,11 @@ class _Judge:
         sound = []
         for client in clients:
             self._see(client)
-            if not self.asked <= {"health"} and self._finite(client):
+            if self._more_than_health and self._finite(client):
                 sound.append(client)
                 self._among_its_own(client)
         self._measure_health()
-        if self.asked <= {"health"}:
+        if not self._more_than_health:
             return
         self._fit(sound)
         for client in sound:
@@ -223,7 +226,7 @@ class _Judge:
         bench = self.bench
         with self._timing("loading"):
             bench.encoder(who)
-        if not self.asked <= {"health"}:
+        if self._more_than_health:
             with self._timing("features"):
                 bench.train_features(who)
                 bench.test_features(who)

@@ -9,23 +9,15 @@ from typing import Any
 from urllib.parse import quote
 
 from ssfl.errors import ConfigError
-from ssfl.files import csv_text, markdown_table, write_text
+from ssfl.files import write_text
 from ssfl.protocols.scores import GROUPS, Score, title
 from ssfl.report import parts
 from ssfl.report.charts import Number, Series, colour, line_chart, percent, plain
 from ssfl.report.record import Record
-from ssfl.report.single import footer
-from ssfl.report.words import clients, duration, named, rounds
+from ssfl.report.tables import csv_text, markdown_table
+from ssfl.report.words import HEALTH, clients, duration, named, rounds
 from ssfl.run import Run
 from ssfl.section import flat
-
-_HEALTH = {
-    "effective_rank": "Effective rank",
-    "std_ratio": "Feature spread",
-    "uniformity": "Uniformity",
-    "alignment": "Alignment",
-    "epsilon_share": "Lost to ε",
-}
 
 
 def write_comparison(runs: Sequence[Run | str | Path], out: str | Path) -> list[Path]:
@@ -90,19 +82,17 @@ def _page(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
     ]
     note = f'<p class="lead">{escape(_note(records, names))}</p>'
     differences = _differences(records)
-    body = (
-        '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
-        f"<h1>{len(records)} runs compared</h1>{_runs(records, names, folder)}</header>"
-        + parts.section("curves", "How they went", _curves(records, names))
+    content = (
+        parts.section("curves", "How they went", _curves(records, names))
         + parts.section("results", "Results", *tables, note if tables else "")
         + parts.section(
             "settings",
             "Settings that differ",
             parts.table(["", *names], differences) if differences else "",
         )
-        + footer()
     )
-    return parts.page(f"{len(records)} runs compared", body)
+    lead = _runs(records, names, folder)
+    return parts.page(f"{len(records)} runs compared", lead, content)
 
 
 def _runs(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
@@ -123,7 +113,7 @@ def _curves(records: Sequence[Record], names: Sequence[str]) -> str:
         ("knn_mean", "kNN accuracy, mean over clients", percent),
         ("knn_global", "kNN accuracy, shared encoder", percent),
     ]
-    wanted += [(key, text, plain) for key, text in _HEALTH.items()]
+    wanted += [(key, figure.title, plain) for key, figure in HEALTH.items()]
     figures = []
     for key, text, number in wanted:
         series = [
@@ -139,7 +129,7 @@ def _curves(records: Sequence[Record], names: Sequence[str]) -> str:
 
 
 def _curve(record: Record, key: str) -> list[tuple[float, float]]:
-    if key in _HEALTH:
+    if key in HEALTH:
         return record.health_curve(key)
     return record.curve("round" if key == "loss" else "evaluation", key)
 
@@ -159,8 +149,8 @@ def _figures(records: Sequence[Record]) -> list[tuple[str, list[list[str]]]]:
         ]
         tables.append((heading, rows))
     health = [
-        [text, *(_plain(record.health(record.last, key)) for record in records)]
-        for key, text in _HEALTH.items()
+        [figure.title, *(_plain(record.health(record.last, key)) for record in records)]
+        for key, figure in HEALTH.items()
     ]
     tables.append(("Health, without labels", [row for row in health if any(row[1:])]))
     return tables
@@ -206,7 +196,7 @@ def _csv(records: Sequence[Record], names: Sequence[str]) -> str:
         }
         for score in record.scores:
             line |= {score.name: score.value, f"{score.name}_ci95": score.ci95}
-        health = {key: record.health(record.last, key) for key in _HEALTH}
+        health = {key: record.health(record.last, key) for key in HEALTH}
         line |= {key: value for key, value in health.items() if value is not None}
         line["train_seconds"] = sum(row.get("seconds") or 0 for row in record.rounds)
         lines.append(line)

@@ -5,9 +5,11 @@ import base64
 import io
 import itertools
 import re
+import time
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
+from importlib.metadata import PackageNotFoundError, version
 from string import Template
 
 import numpy as np
@@ -16,12 +18,33 @@ from torch import Tensor
 from ssfl.report.charts import colour
 
 
-def page(title: str, body: str) -> str:
-    """The whole document, style inside, nothing fetched from anywhere."""
+def page(title: str, lead: str, content: str) -> str:
+    """The whole document, style inside, nothing fetched from anywhere: a header with the title and
+    what leads into the content, the content, and a footer."""
     folder = resources.files("ssfl") / "report"
     template = Template((folder / "page.html").read_text(encoding="utf-8"))
     style = (folder / "page.css").read_text(encoding="utf-8")
+    header = (
+        '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
+        f"<h1>{escape(title)}</h1>{lead}</header>"
+    )
+    body = header + content + _footer()
     return template.substitute(title=escape(title), style=style, body=body)
+
+
+def _footer() -> str:
+    try:
+        number = version("ssfl")
+    except PackageNotFoundError:
+        number = ""
+    return f"<footer>Made by ssfl {number}, {time.strftime('%-d %B %Y')}.</footer>"
+
+
+def links(content: str) -> str:
+    """A link to each `section` of the content."""
+    found = re.findall(r'<section id="(.*?)"><h2>(.*?)</h2>', content)
+    anchors = "".join(f'<a href="#{id_}">{title}</a>' for id_, title in found)
+    return f"<nav>{anchors}</nav>"
 
 
 def prose(text: str) -> str:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ssfl.evaluation.spread import thin
 from ssfl.protocols.bench import GLOBAL, Bench
 from ssfl.seeding import derive, numpy_generator
 
@@ -73,7 +74,7 @@ def _chosen(bench: Bench) -> tuple[Tensor, list[int]]:
         own = data.train_indices(client)
         count = min(len(own), round(POINTS * len(own) / total) if total > POINTS else len(own))
         if count:
-            rows.append(own[torch.arange(count) * len(own) // count])
+            rows.append(thin(own, count))
             clients += [client] * count
     return torch.cat(rows), clients
 

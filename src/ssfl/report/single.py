@@ -1,9 +1,7 @@
 """The page about one run: what it was, how it went, what came of it, and what it was made from."""
 
 import logging
-import time
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ssfl.config import to_toml
@@ -22,7 +20,7 @@ from ssfl.report.charts import (
     short,
 )
 from ssfl.report.record import Record
-from ssfl.report.words import summary
+from ssfl.report.words import HEALTH, summary
 from ssfl.run import Run
 
 log = logging.getLogger(__name__)
@@ -62,25 +60,14 @@ def render(run: Run) -> str:
         operations.replies(record),
         configuration,
     ]
-    body = _header(record, sections, missing) + "".join(sections) + footer()
-    return parts.page(record.name, body)
+    content = "".join(sections)
+    return parts.page(record.name, _lead(record, missing) + parts.links(content), content)
 
 
-def _header(record: Record, sections: list[str], missing: str) -> str:
-    links = [
-        (part.split('id="', 1)[1].split('"', 1)[0], part.split("<h2>", 1)[1].split("</h2>", 1)[0])
-        for part in sections
-        if part
-    ]
-    nav = "".join(f'<a href="#{id_}">{title}</a>' for id_, title in links)
+def _lead(record: Record, missing: str) -> str:
     notes = [*record.facts.get("notes", ()), record.last.get("warning"), missing]
     warnings = "".join(f'<p class="warning">{parts.prose(note)}</p>' for note in notes if note)
-    return (
-        '<header><p class="eyebrow">ssfl · federated self-supervised learning</p>'
-        f"<h1>{escape(record.name)}</h1>"
-        f'<p class="summary">{escape(summary(record))}</p>{warnings}{_tiles(record)}'
-        f"<nav>{nav}</nav></header>"
-    )
+    return f'<p class="summary">{escape(summary(record))}</p>{warnings}{_tiles(record)}'
 
 
 def _tiles(record: Record) -> str:
@@ -109,14 +96,7 @@ def _tiles(record: Record) -> str:
 
 def _curves(record: Record) -> str:
     figures = [_training(record), _accuracy(record), _movement(record)]
-    health = (
-        ("effective_rank", "Effective rank", "Dimensions the features use; higher is richer."),
-        ("std_ratio", "Feature spread", "1: directions fill the sphere; 0: collapse."),
-        ("uniformity", "Uniformity", "Lower is more even; 0 when all features are one."),
-        ("alignment", "Alignment", "Distance of an image's two views; lower is closer."),
-        ("epsilon_share", "Lost to ε", "What the worst batch norm loses to its ε; 0 is nothing."),
-    )
-    for name, title, note in health:
+    for name, (title, note, _) in HEALTH.items():
         points = record.health_curve(name)
         if len(points) > 1:  # else it is a number, among the results
             drawing = line_chart([Series(title, points, 2)], title)
@@ -239,20 +219,13 @@ def _result(score: Score, paper: dict[str, float], beside: bool) -> list[str]:
 
 def _health_table(record: Record) -> str:
     """At the first evaluation and at the last, where these are two."""
-    names = {
-        "effective_rank": "Effective rank: dimensions in use",
-        "std_ratio": "Feature spread: 1 is even, 0 is collapse",
-        "uniformity": "Uniformity: lower is more even",
-        "alignment": "Alignment: how far an image's two views are apart",
-        "epsilon_share": "Lost to ε: what the worst batch norm fails to normalise, 0 to 1",
-    }
     last = record.last
     first = record.evaluations[0] if record.evaluations else last
     rows = []
-    for name, title in names.items():
+    for name, figure in HEALTH.items():
         then, now = record.health(first, name), record.health(last, name)
         if then is not None and now is not None:
-            rows.append([title, plain(then), plain(now)])
+            rows.append([f"{figure.title}: {figure.in_table}", plain(then), plain(now)])
     if not rows:
         return ""
     if len(record.evaluations) < 2:
@@ -328,11 +301,3 @@ def _configuration(record: Record) -> str:
         "Configuration",
         f"<details><summary>config.toml, as resolved</summary><pre>{text}</pre></details>",
     )
-
-
-def footer() -> str:
-    try:
-        number = version("ssfl")
-    except PackageNotFoundError:
-        number = ""
-    return f"<footer>Made by ssfl {number}, {time.strftime('%-d %B %Y')}.</footer>"

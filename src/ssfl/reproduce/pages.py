@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssfl.errors import DataError
-from ssfl.files import markdown_table, write_text
+from ssfl.files import write_text
+from ssfl.report.tables import markdown_table
 from ssfl.report.words import duration
 from ssfl.reproduce.library import studies
 from ssfl.reproduce.pictures import PICTURES, draw

@@ -1,12 +1,11 @@
 """A study's pictures: learning curves, figures beside the paper's, accuracy against a quantity."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ssfl.data.pictures import INK, STYLE
+from ssfl.data.pictures import INK, STYLE, picture
 from ssfl.reproduce.results import Result, Row, StudyResult, common_settings, quoted
 from ssfl.reproduce.study import HEALTH, Axis, Study, figure_title
 
@@ -25,6 +24,7 @@ COLOURS = (
     "#e39a7b",
 )
 FAINT = "#8795a1"
+GRID = STYLE | {"axes.grid.axis": "y", "grid.color": "#e3e8ec"}
 PICTURES = ("figures.png", "against.png", "curves.png")
 """All that there may be, as a page shows them."""
 
@@ -44,25 +44,10 @@ def draw(found: StudyResult, folder: Path) -> None:
         _against(found.study.axis, rows, found.study.title, folder / "against.png")
 
 
-@contextmanager
-def _axes(path: Path, width: float, height: float, columns: int = 1) -> Iterator[Any]:
-    """Axes that are saved to `path`, drawn without a display."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context(STYLE | {"axes.grid.axis": "y", "grid.color": "#e3e8ec"}):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        yield figure.subplots(1, columns)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-
-
 def _curves(found: StudyResult, common: Sequence[str], path: Path) -> None:
     """The indicator and the loss against rounds, a line per arm, a band over seeds."""
     groups = _groups(found, common)
-    with _axes(path, 11.5, 4.4, 2) as (left, right):
+    with picture(path, 11.5, 4.4, columns=2, style=GRID) as (left, right):
         for index, (label, group) in enumerate(groups.items()):
             look = _look(index)
             _band(left, group, _indicator(found, group[0]), label, look)
@@ -139,7 +124,7 @@ def _band(
 
 def _figures(rows: Sequence[Row], study: Study, common: Sequence[str], path: Path) -> None:
     """Ours as dots with the spread over seeds, the paper's as open diamonds."""
-    with _axes(path, 9.0, 1.6 + 0.42 * len(rows)) as axes:
+    with picture(path, 9.0, 1.6 + 0.42 * len(rows), style=GRID) as axes:
         names = list(dict.fromkeys(row.figure for row in rows))
         for place, row in enumerate(rows):
             colour = COLOURS[names.index(row.figure) % len(COLOURS)]
@@ -203,7 +188,7 @@ def _row_label(row: Row, common: Sequence[str], with_rounds: bool) -> str:
 def _against(axis: Axis, rows: Sequence[Row], title: str, path: Path) -> None:
     """Lines over the quantity that arms differ in; of each arm, the row to quote."""
     best = quoted(rows)
-    with _axes(path, 7.5, 4.8) as axes:
+    with picture(path, 7.5, 4.8, style=GRID) as axes:
         ticks = set()
         for index, line in enumerate(axis.lines):
             shown = [(p.x, best[p.arm, p.figure]) for p in line.points if (p.arm, p.figure) in best]

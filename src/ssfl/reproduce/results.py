@@ -16,8 +16,9 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from ssfl.errors import CheckpointError, ConfigError
-from ssfl.files import csv_text, write_text
+from ssfl.files import write_text
 from ssfl.protocols.scores import Score
+from ssfl.report.tables import csv_text
 from ssfl.reproduce.alike import changed, judging, training
 from ssfl.reproduce.study import Arm, Study
 from ssfl.section import Section

@@ -14,7 +14,8 @@ from ssfl.data.sources.folder import locate
 from ssfl.data.sources.gld23k import Gld23kOptions
 from ssfl.data.sources.shapes import Shapes, ShapesOptions
 from ssfl.errors import ConfigError, DataError
-from ssfl.files import csv_text, write_text
+from ssfl.files import write_text
+from ssfl.report.tables import csv_text
 from ssfl.reproduce.study import Arm, Study
 from ssfl.seeding import numpy_generator
 

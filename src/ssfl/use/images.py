@@ -28,8 +28,6 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
             found.append(path)
         else:
             raise DataError(f"there is no file or folder {path}")
-    if not found:
-        raise DataError("no images were named: give files or folders")
     return found
 
 
@@ -72,8 +70,6 @@ def embed(
             extract(encoder, images, _as_is, device=device, batch=batch, progress=progress).cpu()
         )
     files = _several(images)
-    if not files:
-        raise DataError("no images were named: give files or folders")
     out: Tensor | None = None
     done = 0
     for start in range(0, len(files), batch):  # decoded in step: a folder may not fit in memory
@@ -94,7 +90,10 @@ def embed(
 
 def _several(paths: str | Path | Sequence[str | Path]) -> list[Path]:
     """Paths, of which one alone may be given: a text is not a sequence of letters here."""
-    return [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    several = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
+    if not several:
+        raise DataError("no images were named: give files or folders")
+    return several
 
 
 def _finite(features: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ POLL = 0.25
 CENSUS = 2.0
 """Seconds between two looks at which sites are connected."""
 TRAVEL = 6.0
-"""Seconds of a deadline kept for the way: SuperNodes look for messages every 3 s."""
+"""Seconds of a deadline kept for the way there and back."""
 RETURN = 60.0
 """Seconds that a site which is asked but gone has to come back: it must load its images anew."""
 MAX_NAME = 64
