@@ -13,8 +13,10 @@ sys.path[:0] = [str(HERE), *(str(HERE / room) for room in ("algorithms", "federa
 settings.register_profile("ssfl", deadline=None)
 settings.load_profile("ssfl")
 
-# A suite started in the background ignores Ctrl-C, and so would every process it starts.
+# A suite started in the background ignores Ctrl-C, and one under nohup SIGHUP; and so would every
+# process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Where COLUMNS is set as a console is made, that console keeps the width for good; tests set it.
 os.environ.pop("COLUMNS", None)

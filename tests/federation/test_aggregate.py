@@ -171,6 +171,8 @@ def test_a_round_without_updates_has_no_mean():
         Aggregator(5).finish()
     with pytest.raises(FederationError, match="no images"):
         Aggregator(0)
+    with pytest.raises(FederationError, match="weigh nothing"):
+        mean_of([Update(0, torch.ones(6), 0)], expected=5)
 
 
 def test_fednova_by_hand():
@@ -201,6 +203,29 @@ def test_fednova_rescales_its_steps_when_a_client_is_missing():
     aggregator = build_aggregator(options, LAYOUT, THETA, 100)
     aggregator.add(Update(0, torch.ones(6), 40, steps=8))
     assert aggregator.finish().effective_steps == pytest.approx(8)
+
+
+@pytest.mark.parametrize("site_expected", [12.0, 5.0, 100.0])
+def test_fednova_may_be_summed_in_parts(site_expected):
+    options = ServerOptions(optimizer="fednova")
+    several = [
+        Update(u.client, u.delta, u.weight, steps)
+        for u, steps in zip(updates([2, 3, 7, 4]), (1, 6, 2, 9), strict=True)
+    ]
+    at_once, server = (build_aggregator(options, LAYOUT, THETA, 16, momentum=0.5) for _ in range(2))
+    site = build_aggregator(options, LAYOUT, THETA, site_expected, momentum=0.5)
+    for update in several:
+        at_once.add(update)
+    for update in several[:3]:
+        site.add(update)
+    server.merge(site.partial())
+    server.add(several[3])
+    merged, whole = server.finish(), at_once.finish()
+    torch.testing.assert_close(merged.delta, whole.delta)
+    # ‖a‖₁ of n steps with momentum ½ is 2n − 2 + 2/2ⁿ: 1, 10 + 1/32, 2.5 and 16 + 1/256
+    by_hand = (2 * 1 + 3 * (10 + 1 / 32) + 7 * 2.5 + 4 * (16 + 1 / 256)) / 16
+    assert merged.effective_steps == pytest.approx(by_hand)
+    assert whole.effective_steps == pytest.approx(by_hand)
 
 
 def test_l_dawa_by_hand():
