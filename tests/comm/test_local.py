@@ -86,9 +86,7 @@ def test_a_client_still_at_an_earlier_task_is_not_started_twice_at_once() -> Non
     communicator = LocalCommunicator(hosts)  # type: ignore[arg-type]
     tasks = [Task(TaskKind.TRAIN, round_, torch.zeros(2), "layout") for round_ in range(3)]
 
-    def ask(
-        task: Task, clients: list[int], deadline: float = 0.05
-    ) -> list[tuple[int, int, bool]]:
+    def ask(task: Task, clients: list[int], deadline: float = 0.05) -> list[tuple[int, int, bool]]:
         replies = communicator.exchange(task, clients, deadline)
         return [(r.client, r.round, r.failure is None) for r in replies]
 

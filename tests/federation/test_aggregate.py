@@ -240,6 +240,19 @@ def test_l_dawa_by_hand():
     assert after.tolist() == pytest.approx([4.92, 5.44, 0.3, 1.1, 1.1, 1.3])
 
 
+def test_l_dawa_weighs_every_layer_that_gradients_move_and_no_other():
+    kinds = {"weight": Kind.WEIGHT, "scale": Kind.NORM, "running_mean": Kind.STATISTIC}
+    layout = Layout(
+        tuple(Entry(name, (2,), kind, 2 * k) for k, (name, kind) in enumerate(kinds.items()))
+    )
+    theta = torch.tensor([3.0, 4.0] * 3)
+    aggregator = build_aggregator(ServerOptions(aggregation="l-dawa"), layout, theta, 1)
+    aggregator.add(Update(0, torch.tensor([1.0, -1.0] * 3), 1))
+    after = theta + aggregator.finish().delta
+    # (3, 4) turns to (4, 3) in all three: 24/25 · (4, 3), but for the statistics
+    assert after.tolist() == pytest.approx([3.84, 2.88, 3.84, 2.88, 4.0, 3.0])
+
+
 def test_l_dawa_has_the_same_bits_wherever_theta_lies_in_memory():
     # A checkpoint's tensors begin anywhere; those that torch makes, at multiples of 64 bytes.
     layout = Layout((Entry("weight", (999,), Kind.WEIGHT, 0),))
