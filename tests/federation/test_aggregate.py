@@ -240,15 +240,16 @@ def test_l_dawa_by_hand():
     assert after.tolist() == pytest.approx([4.92, 5.44, 0.3, 1.1, 1.1, 1.3])
 
 
-def test_l_dawa_weighs_every_layer_that_gradients_move_and_no_other():
+@pytest.mark.parametrize("length", [1.0, 1e-3])
+def test_l_dawa_weighs_every_layer_that_gradients_move_and_no_other(length):
     kinds = {"weight": Kind.WEIGHT, "scale": Kind.NORM, "running_mean": Kind.STATISTIC}
     layout = Layout(
         tuple(Entry(name, (2,), kind, 2 * k) for k, (name, kind) in enumerate(kinds.items()))
     )
-    theta = torch.tensor([3.0, 4.0] * 3)
+    theta, delta = length * torch.tensor([[3.0, 4.0] * 3, [1.0, -1.0] * 3])
     aggregator = build_aggregator(ServerOptions(aggregation="l-dawa"), layout, theta, 1)
-    aggregator.add(Update(0, torch.tensor([1.0, -1.0] * 3), 1))
-    after = theta + aggregator.finish().delta
+    aggregator.add(Update(0, delta, 1))
+    after = (theta + aggregator.finish().delta) / length
     # (3, 4) turns to (4, 3) in all three: 24/25 · (4, 3), but for the statistics
     assert after.tolist() == pytest.approx([3.84, 2.88, 3.84, 2.88, 4.0, 3.0])
 
