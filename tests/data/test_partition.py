@@ -117,6 +117,20 @@ def test_balanced_gives_no_more_to_a_client_that_already_holds_its_share(seed, a
         assert np.all(held_before[row > 0] < 1000 / clients)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_balanced_shares_are_dirichlets_but_for_clients_that_are_full(seed):
+    """FedML's rule longhand: p_j is 0 where client j holds N/K already, and the rest sum to one."""
+    rng, dealt = np.random.default_rng(seed), np.zeros((5, 8))
+    for c in range(8):
+        p = rng.dirichlet([1.0] * 5)
+        p = np.array([p_j if sum(has) < 2000 / 5 else 0 for p_j, has in zip(p, dealt, strict=True)])
+        cuts = (np.cumsum(p / p.sum()) * 250).astype(int)[:-1]
+        dealt[:, c] = np.diff(cuts, prepend=0, append=250)
+    labels = balanced_labels(2000, 8)
+    parts = split(labels, seed, kind="dirichlet", alpha=1.0, balanced=True, clients=5, min_size=2)
+    np.testing.assert_allclose(counts_of(labels, parts, 8), dealt, atol=1)
+
+
 def test_balanced_sizes_are_closer_to_each_other_than_plain_ones():
     labels = balanced_labels(10_000)
     plain = [len(p) for p in split(labels, kind="dirichlet", alpha=0.1)]
@@ -245,3 +259,19 @@ def test_ten_thousand_clients_take_a_moment():
     assert time.perf_counter() - began < 5
     assert len(parts) == len(local) == 10_000
     assert len(np.unique(np.concatenate(parts))) == 100_000
+
+
+def test_clients_that_hold_just_as_many_images_as_asked_for_are_clients():
+    parts = split(None, owners=np.repeat([3, 5, 9], [4, 5, 6]), kind="natural", min_size=5)
+    assert [len(part) for part in parts] == [5, 6]
+    parts = split(balanced_labels(40), kind="iid", clients=8, min_size=5)
+    assert [len(part) for part in parts] == [5] * 8
+
+
+def test_a_client_of_one_image_is_tested_on_its_class_alone():
+    labels = balanced_labels(100)
+    parts = [np.arange(0, 99), np.array([99])]
+    options = PartitionOptions(min_test=7)
+    for seed in range(5):
+        _, mine = matched_test(labels, parts, labels, options, np.random.default_rng(seed))
+        assert labels[mine].tolist() == [labels[99]] * 7
