@@ -408,6 +408,7 @@ def test_the_rate_follows_a_cosine_over_rounds_from_lr_towards_zero() -> None:
     expected = [0.2, 0.1 * (1 + root), 0.1, 0.1 * (1 - root)]
     assert [task.rate for task in party.tasks] == pytest.approx(expected)
     assert [task.progress for task in party.tasks] == [0, 0.25, 0.5, 0.75]
+    assert [task.durable for task in party.tasks] == [0] * 4  # nothing has been saved
     constant = serve(Party(), LocalOptions(lr=0.2, schedule="constant"), rounds=4)
     assert [constant.rate(round_) for round_ in range(4)] == [0.2] * 4
 
@@ -426,11 +427,13 @@ def test_a_server_loaded_from_its_state_goes_on_identically(optimizer: str) -> N
         first.play_round()
     saved = {name: tensor.clone() for name, tensor in first.state().items()}
     first.play_round()  # what comes after the checkpoint must not reach into it
-    second = serve(Party(), local, theta=torch.zeros_like(THETA), **options)
+    party = Party()
+    second = serve(party, local, theta=torch.zeros_like(THETA), **options)
     second.load(saved, rounds_done=3)
     for _ in range(3):
         second.play_round()
     assert second.rounds_done == 6
+    assert [task.durable for task in party.tasks] == [3, 3, 3]
     for name, tensor in through.state().items():
         assert torch.equal(second.state()[name], tensor), name
 
