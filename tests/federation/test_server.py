@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -50,6 +51,7 @@ class Party:
         self.answers = answers or {}
         self.asked: list[list[int]] = []
         self.tasks: list[Task] = []
+        self.deadlines: list[float | None] = []
         self.late: list[Reply] = []
         self.order: Callable[[Sequence[int]], Sequence[int]] = lambda clients: clients
 
@@ -64,6 +66,7 @@ class Party:
     ) -> Iterator[Reply]:
         self.asked.append(list(clients))
         self.tasks.append(task)
+        self.deadlines.append(deadline)
         yield from self.late
         self.late = []
         for client in self.order(clients):
@@ -105,15 +108,18 @@ def test_theta_moves_by_the_mean_of_the_updates_weighted_by_size() -> None:
 
 
 def test_the_order_in_which_replies_come_changes_no_bit() -> None:
-    outcomes = []
+    outcomes, thetas = [], []
     for order in itertools.permutations(range(4)):
         party = Party()
         party.order = lambda clients, order=order: [c for c in order if c in clients]
         server = serve(party)
         server.play_round()
-        server.play_round()
-        outcomes.append(server.theta)
-    assert all(torch.equal(theta, outcomes[0]) for theta in outcomes)
+        report, gathered = server.gather()
+        outcomes.append(gathered.finish().delta)  # of Θ, so much longer, few bits would differ
+        server.advance(report, gathered)
+        thetas.append(server.theta)
+    assert all(torch.equal(delta, outcomes[0]) for delta in outcomes)
+    assert all(torch.equal(theta, thetas[0]) for theta in thetas)
 
 
 @pytest.mark.parametrize("reason", [Reason.ERROR, Reason.LOST, Reason.DEADLINE])
@@ -284,6 +290,36 @@ def test_only_who_was_given_up_may_be_late_and_only_once() -> None:
     assert [report.late for report in reports] == [[], []]
     for name, tensor in servers[0].state().items():
         assert torch.equal(servers[1].state()[name], tensor), name
+
+
+def test_the_order_in_which_late_replies_come_changes_no_bit() -> None:
+    outcomes = []
+    for order in itertools.permutations((0, 1, 2)):
+        party = Party(dict.fromkeys((0, 1, 2), too_slow))
+        server = serve(party, late="discount", min_replies=0.1)
+        server.play_round()
+        party.answers = {}
+        party.late = [honest(client, party.tasks[0]) for client in order]
+        report, gathered = server.gather()
+        assert sorted(report.late) == [(0, 0), (1, 0), (2, 0)]
+        outcomes.append(gathered.finish().delta)  # of Θ, so much longer, few bits would differ
+    assert all(torch.equal(delta, outcomes[0]) for delta in outcomes)
+
+
+@pytest.mark.parametrize(("deadline", "given"), [(0.0, None), (2.5, 2.5)])
+def test_clients_have_until_the_deadline_or_as_long_as_it_takes(
+    deadline: float, given: float | None
+) -> None:
+    server = serve(party := Party(), deadline=deadline)
+    server.play_round()
+    server.evaluate([0, 1])
+    assert party.deadlines == [given, given]
+
+
+def test_a_round_takes_no_more_seconds_than_have_passed() -> None:
+    server, started = serve(Party()), time.perf_counter()
+    taken = server.play_round().seconds
+    assert 0 < taken <= time.perf_counter() - started
 
 
 def test_a_resumed_server_knows_who_may_still_be_late() -> None:
