@@ -357,14 +357,7 @@ def test_what_a_study_says_of_a_failed_run_is_shown_as_it_is(
 # Stopped
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "ssfl", *map(str, arguments)],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+Start = Callable[..., subprocess.Popen[str]]
 
 
 def interrupt(process: subprocess.Popen[str], when: Callable[[], bool]) -> str:
@@ -380,7 +373,7 @@ def interrupt(process: subprocess.Popen[str], when: Callable[[], bool]) -> str:
 @pytest.mark.processes
 @pytest.mark.parametrize("library", ["_pydantic_core", "libtorch_cpu", "_multiarray_umath"])
 def test_ctrl_c_while_libraries_are_imported_ends_without_a_word(
-    library: str, recipe: Path, tmp_path: Path
+    library: str, recipe: Path, start: Start, tmp_path: Path
 ) -> None:
     process = start("train", recipe, "--out", tmp_path / "run")
     maps = Path(f"/proc/{process.pid}/maps")
@@ -421,7 +414,7 @@ def test_ctrl_c_ends_the_command_without_a_word_before_it_knows_what_is_asked() 
 
 
 @pytest.mark.processes
-def test_ctrl_c_before_the_first_round_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_ctrl_c_before_the_first_round_leaves_nothing_behind(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     for sign in ("config.toml", "metrics.jsonl"):  # images are being made; baselines are measured
         process = start("train", "demo", "--out", folder)

@@ -105,13 +105,7 @@ def test_an_adaptive_server_left_at_its_own_rate_does_not_collapse(tmp_path: Pat
 # Stopped by others
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """The command line in a process of its own."""
-    command = [sys.executable, "-c", "from ssfl.cli import main; main()", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+Start = Callable[..., subprocess.Popen[str]]
 
 
 def rounds_begun(folder: Path) -> int:
@@ -128,7 +122,7 @@ def wait_for_rounds(process: subprocess.Popen[str], folder: Path, more: int = 1)
 
 @pytest.mark.processes
 def test_killed_at_random_moments_and_resumed_a_run_ends_with_the_same_bits(
-    left_alone: Run, tmp_path: Path
+    left_alone: Run, start: Start, tmp_path: Path
 ) -> None:
     seed = random.randrange(10**6)
     print(f"moments drawn with seed {seed}")
@@ -154,7 +148,7 @@ def test_killed_at_random_moments_and_resumed_a_run_ends_with_the_same_bits(
 
 @pytest.mark.processes
 def test_ctrl_c_saves_and_exits_with_130_and_the_resumed_run_ends_the_same(
-    left_alone: Run, tmp_path: Path
+    left_alone: Run, start: Start, tmp_path: Path
 ) -> None:
     recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(to_toml(tiny(**{**PERSONAL, "run": {"checkpoint_every": 1000}})))
@@ -175,7 +169,7 @@ def test_ctrl_c_saves_and_exits_with_130_and_the_resumed_run_ends_the_same(
 @pytest.mark.processes
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGHUP])
 def test_kill_saves_and_ends_a_background_job_of_a_script_too(
-    sign: signal.Signals, tmp_path: Path
+    sign: signal.Signals, start: Start, tmp_path: Path
 ) -> None:
     recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(to_toml(tiny(**{**PERSONAL, "server": {"rounds": 10_000}})))
@@ -474,9 +468,9 @@ def test_a_run_directory_that_is_moved_away_ends_the_run_and_is_gone_on_with_els
 
 
 @pytest.mark.processes
-def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
+def test_a_run_that_another_process_is_at_is_left_to_it(start: Start, tmp_path: Path) -> None:
     recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
-    recipe.write_text(to_toml(tiny(server={"rounds": 1000})))
+    recipe.write_text(to_toml(tiny(server={"rounds": 10_000})))
     first = start("train", str(recipe), "--out", str(folder), "--no-report")
     wait_for_rounds(first, folder)
     with pytest.raises(FederationError, match="another process is at work in"):

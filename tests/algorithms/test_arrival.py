@@ -6,11 +6,13 @@ from paper_listings import RATE, TinyBackbone, build_models
 from torch import Tensor, nn
 
 from ssfl.algorithms.base import Models
+from ssfl.algorithms.divergence import divergence
 from ssfl.algorithms.fedema import FedEMA, FedEMAOptions
 from ssfl.algorithms.fedu import FedU, FedUOptions
 from ssfl.algorithms.global_ssfl import GlobalSSFL, GlobalSSFLOptions
 from ssfl.algorithms.learner import Learner
 from ssfl.algorithms.options import LocalOptions
+from ssfl.models.flat import Entry, Kind, Layout
 from ssfl.ssl.base import Method
 
 
@@ -30,6 +32,20 @@ def near_and_far(models: Models) -> tuple[Tensor, Tensor]:
 
 def by_name(models: Models, vector: Tensor) -> dict[str, Tensor]:
     return models.global_.flat.layout.tensors(vector)
+
+
+def test_divergence_is_the_mean_distance_of_the_backbones_weight_tensors():
+    entries = {
+        "backbone.conv": Kind.WEIGHT,
+        "backbone.fc": Kind.WEIGHT,
+        "projector.fc": Kind.WEIGHT,
+        "backbone.norm": Kind.NORM,
+    }
+    layout = Layout(
+        tuple(Entry(name, (2,), kind, 2 * k) for k, (name, kind) in enumerate(entries.items()))
+    )
+    mine = torch.tensor([3.0, 4.0, 6.0, 8.0, 100.0, 100.0, 100.0, 100.0])
+    assert divergence(layout, torch.zeros(8), mine).item() == pytest.approx((5 + 10) / 2)
 
 
 @pytest.mark.parametrize("algorithm", [FedU(FedUOptions()), FedEMA(FedEMAOptions())])
@@ -103,6 +119,22 @@ def test_fedemas_scale_waits_until_client_and_theta_are_apart_by_more_than_round
     assert memory is not None
     assert memory.item() == pytest.approx(0.7 / 0.5, rel=1e-5)
     torch.testing.assert_close(models.global_.flat.shared, 0.7 * mine + 0.3 * theta)
+
+
+@pytest.mark.parametrize("length", [1e-4, 1.0, 1e4])
+def test_what_is_rounding_to_fedema_is_measured_by_the_length_of_theta(length):
+    algorithm = FedEMA(FedEMAOptions(tau=0.7))
+    models = build_models(algorithm)
+    theta = models.global_.flat.shared * length
+    for apart, share in ((1e-7, 0.0), (1e-3, 0.7)):
+        memory = algorithm.arrive(models, theta, theta * (1 + apart), None)
+        assert memory is not None
+        conv, more = (
+            by_name(models, vector)["backbone.conv.weight"] for vector in (theta, theta * apart)
+        )
+        assert memory.item() == pytest.approx(share / more.norm().item(), rel=1e-3)
+        got = by_name(models, models.global_.flat.shared)["backbone.conv.weight"]
+        torch.testing.assert_close(got, conv + share * more)
 
 
 class WithTarget(Method):

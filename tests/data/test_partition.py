@@ -268,3 +268,19 @@ def test_ten_thousand_clients_take_a_moment():
     assert time.perf_counter() - began < 5
     assert len(parts) == len(local) == 10_000
     assert len(np.unique(np.concatenate(parts))) == 100_000
+
+
+def test_clients_that_hold_just_as_many_images_as_asked_for_are_clients():
+    parts = split(None, owners=np.repeat([3, 5, 9], [4, 5, 6]), kind="natural", min_size=5)
+    assert [len(part) for part in parts] == [5, 6]
+    parts = split(balanced_labels(40), kind="iid", clients=8, min_size=5)
+    assert [len(part) for part in parts] == [5] * 8
+
+
+def test_a_client_of_one_image_is_tested_on_its_class_alone():
+    labels = balanced_labels(100)
+    parts = [np.arange(0, 99), np.array([99])]
+    options = PartitionOptions(min_test=7)
+    for seed in range(5):
+        _, mine = matched_test(labels, parts, labels, options, np.random.default_rng(seed))
+        assert labels[mine].tolist() == [labels[99]] * 7

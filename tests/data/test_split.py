@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssfl.data.split import label_subset, labelled_images
+from ssfl.data.split import label_subset, labelled_images, stratified_split
 from ssfl.errors import DataError
+from ssfl.seeding import numpy_generator
 
 
 @pytest.mark.parametrize(("fraction", "each"), [(0.01, 5), (0.1, 50)])
@@ -61,3 +62,37 @@ def test_one_seed_and_share_name_one_set_of_labelled_images() -> None:
     assert not torch.equal(few, other)
     assert torch.equal(labelled_images(labels.numpy(), 0.01, 7), few)
     assert len(labelled_images(labels, 0.1, 7)) == 500
+    # Each share has a generator of its own: fewer labels are not the first of more.
+    by_hand = label_subset(labels, 0.01, numpy_generator(7, "label-subset", 100))
+    assert torch.equal(few, by_hand)
+
+
+def test_even_the_smallest_share_has_one_image_of_each_class_and_no_more() -> None:
+    labels = np.repeat(np.arange(4), [3, 50, 7, 1])
+    chosen = label_subset(labels, 0.001, np.random.default_rng(0))
+    assert labels[chosen].tolist() == [0, 1, 2, 3]
+
+
+@given(
+    st.lists(st.integers(0, 5), max_size=120),
+    st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7, 1.0]),
+    st.integers(0, 2**32),
+)
+def test_every_group_is_split_alike_and_keeps_an_image_to_train_on(
+    values: list[int], fraction: float, seed: int
+) -> None:
+    groups = np.array(values, dtype=np.int64)
+    train, test = stratified_split(groups, fraction, np.random.default_rng(seed))
+    assert sorted([*train, *test]) == list(range(len(groups)))
+    assert (train.tolist(), test.tolist()) == (sorted(train), sorted(test))
+    for group in set(values):
+        held = values.count(group)
+        assert (groups[test] == group).sum() == min(round(held * fraction), held - 1)
+
+
+def test_who_is_held_out_of_a_group_is_left_to_chance() -> None:
+    groups = np.zeros(1000, dtype=np.int64)
+    _, test = stratified_split(groups, 0.5, np.random.default_rng(0))
+    assert 200 < (test < 500).sum() < 300  # 250 expected, standard deviation 8
+    _, other = stratified_split(groups, 0.5, np.random.default_rng(1))
+    assert not np.array_equal(test, other)

@@ -22,7 +22,7 @@ from ssfl.data.transforms import (
     solarize,
     to_grey,
 )
-from ssfl.data.views import ViewOptions, Views, ViewSpec, draw_boxes, resolve
+from ssfl.data.views import ViewOptions, Views, ViewSpec, _fallback, draw_boxes, resolve
 from ssfl.errors import ConfigError
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "torchvision.npz")
@@ -395,3 +395,10 @@ def test_a_blur_wider_than_the_image_is_refused():
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ValidationError):
         ViewOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("image", "box"), [((10, 40), (10, 13)), ((40, 10), (13, 10)), ((10, 12), (10, 12))]
+)
+def test_where_no_crop_fits_the_box_is_the_largest_of_an_allowed_ratio(image, box):
+    assert _fallback(*image, (3 / 4, 4 / 3)) == box

@@ -15,6 +15,7 @@ from ssfl.evaluation.health import (
     effective_rank,
     feature_std,
     health,
+    healths,
     trouble,
     uniformity,
 )
@@ -95,6 +96,45 @@ def test_collapse_is_named_in_one_sentence(features: Tensor, word: str) -> None:
     assert sentence is not None
     assert word in sentence
     assert "\n" not in sentence
+
+
+def test_one_image_whose_features_are_not_finite_is_enough_to_say_so() -> None:
+    features = gaussian(100, 64)
+    features[17, 3] = math.inf
+    figures = health(features)
+    assert all(map(math.isnan, (figures.std, figures.std_ratio, figures.uniformity)))
+    assert math.isnan(figures.effective_rank)
+    assert "not finite" in str(trouble(figures))
+
+
+def test_several_encoders_have_the_figures_that_each_has_alone() -> None:
+    broken = torch.full((50, 8), math.nan)
+    several = [gaussian(50, 8, 1), broken, gaussian(40, 12, 2), gaussian(50, 8, 3) + 1]
+    found = healths(several)
+    assert trouble(found[1]) == trouble(health(broken))
+    for place in (0, 2, 3):
+        assert found[place].dimensions == several[place].shape[1]
+        for name in ("std", "std_ratio", "effective_rank", "uniformity"):
+            alone = getattr(health(several[place]), name)
+            assert getattr(found[place], name) == pytest.approx(alone), (place, name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "collapsed"),
+    [
+        ({"std_ratio": 0.049}, True),
+        ({"std_ratio": 0.051}, False),
+        ({"effective_rank": 1.9}, True),
+        ({"effective_rank": 2.1}, False),
+        ({"effective_rank": 1.9, "dimensions": 3}, True),
+        ({"effective_rank": 1.9, "dimensions": 2}, False),  # it has no more to use
+    ],
+)
+def test_collapse_is_a_spread_below_a_twentieth_or_fewer_than_two_dimensions(
+    changes: dict[str, float], collapsed: bool
+) -> None:
+    figures = replace(health(gaussian(100, 8)), **changes)
+    assert (trouble(figures) is not None) == collapsed
 
 
 def test_rectified_features_of_a_few_clusters_are_not_called_collapsed() -> None:

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from ssfl.errors import DataError
-from ssfl.evaluation.knn import knn_accuracy, knn_predict, knn_votes
+from ssfl.evaluation.knn import _chunk, knn_accuracy, knn_predict, knn_votes
 
 
 def blobs(n: int, d: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,9 +93,36 @@ def test_the_chunk_size_changes_no_prediction(chunk: int, k: int, seed: int) -> 
     assert torch.equal(knn_predict(bank, labels, queries, k=k, chunk=chunk), whole)
 
 
-def test_an_empty_bank_is_an_error_for_people() -> None:
+@pytest.mark.parametrize(("bank", "k", "classes"), [(50_000, 200, 10), (500, 200, 203), (9, 1, 2)])
+def test_a_chunk_and_its_ballots_take_all_of_128_mib_and_no_more(
+    bank: int, k: int, classes: int
+) -> None:
+    a_query = bank * 4 + k * classes * (8 + 4)  # similarities; ballots as int64 and as float32
+    chunk = _chunk(torch.empty(bank, 3), k * classes)
+    assert chunk * a_query <= 2**27 < (chunk + 1) * a_query
+    assert _chunk(torch.empty(10, 3), 2**30) == 1  # and never none
+
+
+def test_votes_are_counted_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    multiply = torch.mm
+
+    def watched(some: torch.Tensor, *rest: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        rows.append(len(some))
+        return multiply(some, *rest, out=out)
+
+    monkeypatch.setattr(torch, "mm", watched)
+    bank, labels = blobs(60, 6, 4, seed=0)
+    knn_votes(bank, labels, bank[:41], chunk=16)
+    assert rows == [16, 16, 9]
+
+
+@pytest.mark.parametrize(("bank", "queries"), [(0, 1), (1, 0)])
+def test_an_empty_bank_or_nothing_to_classify_is_an_error_for_people(
+    bank: int, queries: int
+) -> None:
     with pytest.raises(DataError, match="at least one labelled image"):
-        knn_predict(torch.empty(0, 3), torch.empty(0), torch.ones(1, 3))
+        knn_predict(torch.ones(bank, 3), torch.zeros(bank), torch.ones(queries, 3))
 
 
 @pytest.mark.parametrize("broken", ["bank", "queries"])

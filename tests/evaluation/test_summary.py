@@ -32,7 +32,8 @@ def test_without_counts_both_means_are_one() -> None:
 
 def test_a_single_client_has_no_interval() -> None:
     summary = summarise([0.8], [10])
-    assert (summary.mean, summary.std, summary.ci95, summary.n) == (0.8, 0.0, None, 1)
+    assert (summary.mean, summary.weighted_mean) == (0.8, 0.8)
+    assert (summary.std, summary.ci95, summary.n) == (0.0, None, 1)
 
 
 @pytest.mark.parametrize(

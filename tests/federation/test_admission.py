@@ -1,14 +1,18 @@
-"""Who is let in: honest clients, however unlike their neighbours."""
+"""Who is let in: honest clients, however unlike their neighbours, and nobody past the limit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ssfl.assemble import build_host, build_server
 from ssfl.comm.local import LocalCommunicator
 from ssfl.data.federated import FederatedData
 from ssfl.data.sources import load_dataset
+from ssfl.federation.admission import Admission
+from ssfl.federation.messages import Joint, Reply, Task, TaskKind
 from ssfl.federation.store import StateStore
 from tiny import tiny
 
@@ -34,3 +38,61 @@ def test_an_honest_client_is_let_in_though_it_makes_a_hundred_times_fewer_or_mor
     for _ in range(2):  # the first has no yardstick yet
         report = server.play_round()
         assert (report.accepted, report.failures) == (7, {})
+
+
+TASK = Task(TaskKind.TRAIN, 3, torch.tensor([3.0, 4.0]), "layout", rate=0.1)
+
+
+def update(norm: float, steps: int, joint: Joint | None = None) -> Reply:
+    delta = torch.tensor([0.0, norm])
+    return Reply(
+        0, TaskKind.TRAIN, 3, layout="layout", delta=delta, samples=9, steps=steps, joint=joint
+    )
+
+
+def opened(yardstick: float) -> Admission:
+    admission = Admission(max_ratio=10)
+    admission.yardstick = yardstick
+    admission.open_round()
+    return admission
+
+
+@pytest.mark.parametrize(
+    ("yardstick", "steps", "joint", "limit"),
+    [
+        (0.0, 4, None, 50.0),  # ten times the norm of Θ
+        (2.0, 4, None, 40.0),  # ten times the yardstick, times √4
+        (2.0, 0, None, 20.0),
+        (2.0, 8, Joint((0, 5), 1.0), 40.0),  # two clients of four steps each, on average
+        (2.0, 8, Joint((0, 5), 2.5), 16.0),  # FedNova's mean is of one step, and 2.5 are made
+    ],
+)
+def test_an_update_may_be_as_long_as_the_limit_and_no_longer(
+    yardstick: float, steps: int, joint: Joint | None, limit: float
+) -> None:
+    admission = opened(yardstick)
+    assert admission.admit(update(0.999 * limit, steps, joint), TASK).failure is None
+    refused = admission.admit(update(1.001 * limit, steps, joint), TASK)
+    assert refused.failure is not None
+    assert f"over the limit of {limit * (joint.effective_steps if joint else 1):.3g}" in (
+        refused.failure.detail
+    )
+    assert refused.joint == joint
+
+
+def test_the_next_yardstick_is_the_median_of_norms_per_root_of_steps() -> None:
+    admission = opened(2.0)
+    for norm, steps in ((3.0, 1), (8.0, 4), (15.0, 9), (1000.0, 1)):  # 3, 4, 5, and one refused
+        admission.admit(update(norm, steps), TASK)
+    admission.close_round()
+    assert admission.yardstick == pytest.approx(4)
+    admission.open_round()
+    admission.close_round()  # a round of which nothing was admitted says nothing
+    assert admission.yardstick == pytest.approx(4)
+
+
+def test_a_control_variate_of_another_shape_is_refused() -> None:
+    task = replace(TASK, control=torch.zeros(2))
+    for size, fits in ((2, True), (1, False), (3, False)):
+        reply = replace(update(1.0, 1), control=torch.zeros(size))
+        assert (opened(2.0).admit(reply, task).failure is None) == fits

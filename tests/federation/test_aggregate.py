@@ -171,6 +171,8 @@ def test_a_round_without_updates_has_no_mean():
         Aggregator(5).finish()
     with pytest.raises(FederationError, match="no images"):
         Aggregator(0)
+    with pytest.raises(FederationError, match="weigh nothing"):
+        mean_of([Update(0, torch.ones(6), 0)], expected=5)
 
 
 def test_fednova_by_hand():
@@ -203,6 +205,29 @@ def test_fednova_rescales_its_steps_when_a_client_is_missing():
     assert aggregator.finish().effective_steps == pytest.approx(8)
 
 
+@pytest.mark.parametrize("site_expected", [12.0, 5.0, 100.0])
+def test_fednova_may_be_summed_in_parts(site_expected):
+    options = ServerOptions(optimizer="fednova")
+    several = [
+        Update(u.client, u.delta, u.weight, steps)
+        for u, steps in zip(updates([2, 3, 7, 4]), (1, 6, 2, 9), strict=True)
+    ]
+    at_once, server = (build_aggregator(options, LAYOUT, THETA, 16, momentum=0.5) for _ in range(2))
+    site = build_aggregator(options, LAYOUT, THETA, site_expected, momentum=0.5)
+    for update in several:
+        at_once.add(update)
+    for update in several[:3]:
+        site.add(update)
+    server.merge(site.partial())
+    server.add(several[3])
+    merged, whole = server.finish(), at_once.finish()
+    torch.testing.assert_close(merged.delta, whole.delta)
+    # ‖a‖₁ of n steps with momentum ½ is 2n − 2 + 2/2ⁿ: 1, 10 + 1/32, 2.5 and 16 + 1/256
+    by_hand = (2 * 1 + 3 * (10 + 1 / 32) + 7 * 2.5 + 4 * (16 + 1 / 256)) / 16
+    assert merged.effective_steps == pytest.approx(by_hand)
+    assert whole.effective_steps == pytest.approx(by_hand)
+
+
 def test_l_dawa_by_hand():
     options = ServerOptions(aggregation="l-dawa")
     aggregator = build_aggregator(options, LAYOUT, THETA, 2)
@@ -213,6 +238,20 @@ def test_l_dawa_by_hand():
     after = THETA + aggregator.finish().delta
     # ½ · 0.96 · (4, 3) + ½ · (6, 8)
     assert after.tolist() == pytest.approx([4.92, 5.44, 0.3, 1.1, 1.1, 1.3])
+
+
+@pytest.mark.parametrize("length", [1.0, 1e-3])
+def test_l_dawa_weighs_every_layer_that_gradients_move_and_no_other(length):
+    kinds = {"weight": Kind.WEIGHT, "scale": Kind.NORM, "running_mean": Kind.STATISTIC}
+    layout = Layout(
+        tuple(Entry(name, (2,), kind, 2 * k) for k, (name, kind) in enumerate(kinds.items()))
+    )
+    theta, delta = length * torch.tensor([[3.0, 4.0] * 3, [1.0, -1.0] * 3])
+    aggregator = build_aggregator(ServerOptions(aggregation="l-dawa"), layout, theta, 1)
+    aggregator.add(Update(0, delta, 1))
+    after = (theta + aggregator.finish().delta) / length
+    # (3, 4) turns to (4, 3) in all three: 24/25 · (4, 3), but for the statistics
+    assert after.tolist() == pytest.approx([3.84, 2.88, 3.84, 2.88, 4.0, 3.0])
 
 
 def test_l_dawa_has_the_same_bits_wherever_theta_lies_in_memory():

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -50,6 +51,7 @@ class Party:
         self.answers = answers or {}
         self.asked: list[list[int]] = []
         self.tasks: list[Task] = []
+        self.deadlines: list[float | None] = []
         self.late: list[Reply] = []
         self.order: Callable[[Sequence[int]], Sequence[int]] = lambda clients: clients
 
@@ -64,6 +66,7 @@ class Party:
     ) -> Iterator[Reply]:
         self.asked.append(list(clients))
         self.tasks.append(task)
+        self.deadlines.append(deadline)
         yield from self.late
         self.late = []
         for client in self.order(clients):
@@ -105,15 +108,18 @@ def test_theta_moves_by_the_mean_of_the_updates_weighted_by_size() -> None:
 
 
 def test_the_order_in_which_replies_come_changes_no_bit() -> None:
-    outcomes = []
+    outcomes, thetas = [], []
     for order in itertools.permutations(range(4)):
         party = Party()
         party.order = lambda clients, order=order: [c for c in order if c in clients]
         server = serve(party)
         server.play_round()
-        server.play_round()
-        outcomes.append(server.theta)
-    assert all(torch.equal(theta, outcomes[0]) for theta in outcomes)
+        report, gathered = server.gather()
+        outcomes.append(gathered.finish().delta)  # of Θ, so much longer, few bits would differ
+        server.advance(report, gathered)
+        thetas.append(server.theta)
+    assert all(torch.equal(delta, outcomes[0]) for delta in outcomes)
+    assert all(torch.equal(theta, thetas[0]) for theta in thetas)
 
 
 @pytest.mark.parametrize("reason", [Reason.ERROR, Reason.LOST, Reason.DEADLINE])
@@ -286,6 +292,36 @@ def test_only_who_was_given_up_may_be_late_and_only_once() -> None:
         assert torch.equal(servers[1].state()[name], tensor), name
 
 
+def test_the_order_in_which_late_replies_come_changes_no_bit() -> None:
+    outcomes = []
+    for order in itertools.permutations((0, 1, 2)):
+        party = Party(dict.fromkeys((0, 1, 2), too_slow))
+        server = serve(party, late="discount", min_replies=0.1)
+        server.play_round()
+        party.answers = {}
+        party.late = [honest(client, party.tasks[0]) for client in order]
+        report, gathered = server.gather()
+        assert sorted(report.late) == [(0, 0), (1, 0), (2, 0)]
+        outcomes.append(gathered.finish().delta)  # of Θ, so much longer, few bits would differ
+    assert all(torch.equal(delta, outcomes[0]) for delta in outcomes)
+
+
+@pytest.mark.parametrize(("deadline", "given"), [(0.0, None), (2.5, 2.5)])
+def test_clients_have_until_the_deadline_or_as_long_as_it_takes(
+    deadline: float, given: float | None
+) -> None:
+    server = serve(party := Party(), deadline=deadline)
+    server.play_round()
+    server.evaluate([0, 1])
+    assert party.deadlines == [given, given]
+
+
+def test_a_round_takes_no_more_seconds_than_have_passed() -> None:
+    server, started = serve(Party()), time.perf_counter()
+    taken = server.play_round().seconds
+    assert 0 < taken <= time.perf_counter() - started
+
+
 def test_a_resumed_server_knows_who_may_still_be_late() -> None:
     first = Party({1: too_slow, 2: too_slow})
     through = serve(first, late="discount")
@@ -411,6 +447,7 @@ def test_the_rate_follows_a_cosine_over_rounds_from_lr_towards_zero() -> None:
     expected = [0.2, 0.1 * (1 + root), 0.1, 0.1 * (1 - root)]
     assert [task.rate for task in party.tasks] == pytest.approx(expected)
     assert [task.progress for task in party.tasks] == [0, 0.25, 0.5, 0.75]
+    assert [task.durable for task in party.tasks] == [0] * 4  # nothing has been saved
     constant = serve(Party(), LocalOptions(lr=0.2, schedule="constant"), rounds=4)
     assert [constant.rate(round_) for round_ in range(4)] == [0.2] * 4
 
@@ -429,11 +466,13 @@ def test_a_server_loaded_from_its_state_goes_on_identically(optimizer: str) -> N
         first.play_round()
     saved = {name: tensor.clone() for name, tensor in first.state().items()}
     first.play_round()  # what comes after the checkpoint must not reach into it
-    second = serve(Party(), local, theta=torch.zeros_like(THETA), **options)
+    party = Party()
+    second = serve(party, local, theta=torch.zeros_like(THETA), **options)
     second.load(saved, rounds_done=3)
     for _ in range(3):
         second.play_round()
     assert second.rounds_done == 6
+    assert [task.durable for task in party.tasks] == [3, 3, 3]
     for name, tensor in through.state().items():
         assert torch.equal(second.state()[name], tensor), name
 

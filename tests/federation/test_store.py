@@ -253,3 +253,20 @@ def test_with_ten_thousand_clients_memory_stays_within_the_stores_limit(tmp_path
     growth = resident[-1] - resident[rounds // 4]  # once the store is full and torch warm
     assert growth < 0.15 * unbounded
     assert all(store.get(client, before=rounds).personal is not None for client in trained)
+
+
+def test_a_state_put_again_is_counted_once_and_is_the_last_to_leave(store: StateStore) -> None:
+    for client in (0, 1, 2, 0, 0, 0):
+        store.put(client, 1, state(client))
+    assert [on_disk(store, client) for client in range(3)] == [[], [], []]  # all three fit
+    store.put(3, 1, state(3))
+    assert [on_disk(store, client) for client in range(4)] == [[], [1], [], []]
+
+
+def test_a_client_is_lost_whose_states_were_all_made_later(store: StateStore) -> None:
+    for client, rounds in ((0, 5), (1, 2), (1, 5)):
+        store.put(client, rounds, state(client))
+    store.flush()
+    assert store.lost([7, 1, 0], rounds=3) == [0]
+    assert store.lost([7, 1, 0], rounds=1) == [0, 1]
+    assert store.lost([7, 1, 0], rounds=5) == []

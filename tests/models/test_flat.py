@@ -190,3 +190,16 @@ def test_scale_and_shift_of_a_group_norm_are_a_norms() -> None:
     kinds = {entry.name: entry.kind for entry in layout.entries}
     assert kinds["1.weight"] is kinds["1.bias"] is Kind.NORM
     assert kinds["0.weight"] is kinds["0.bias"] is Kind.WEIGHT
+
+
+def test_norms_are_those_of_an_ema_copy_too_and_nothing_else_of_it():
+    module = nn.Module()
+    module.fc, module.norm = nn.Linear(2, 2), BatchNorm(2)
+    module.target = nn.Sequential(nn.Linear(2, 2), BatchNorm(2)).requires_grad_(False)
+    flat = FlatModel(module, ())
+    mask = flat.norms()
+    within = {e.name: mask[e.range].unique().tolist() for e in flat.layout.entries}
+    parts = ("weight", "bias", "running_mean", "running_var")
+    norms = {f"{norm}.{part}" for norm in ("norm", "target.1") for part in parts}
+    assert within == {name: [name in norms] for name in within}
+    assert norms < within.keys()

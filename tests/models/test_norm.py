@@ -8,7 +8,7 @@ from torch import nn
 
 from ssfl.models.norm import BatchNorm, GroupNorm, epsilon_share, set_groups, use_group_norm
 
-SHAPES = [(12, 5), (12, 5, 4, 3)]
+SHAPES = [(12, 5), (12, 5, 4, 3), (6, 5)]  # in three views, the last has two images each
 
 
 def some(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:

@@ -67,3 +67,11 @@ def test_rows_that_do_not_count_change_nothing_and_get_nothing() -> None:
     codes = sinkhorn(torch.cat([s, other]), 0.05, 3, counted)
     torch.testing.assert_close(codes[:6], sinkhorn(s, 0.05, 3))
     assert torch.equal(codes[6:], torch.zeros(5, 4))
+
+
+def test_codes_know_no_zero_of_scores_however_large() -> None:
+    s = scores(12, 5)
+    for shift in (-9.0, 9.0):  # exp(9 / 0.05) is beyond float32, and its inverse as well
+        torch.testing.assert_close(
+            sinkhorn(s + shift, 0.05, 3), sinkhorn(s, 0.05, 3), rtol=1e-3, atol=1e-5
+        )
