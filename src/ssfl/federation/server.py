@@ -40,8 +40,8 @@ class RoundReport:
     round: int
     rate: float
     asked: int
-    there: int
-    """Images of all clients that could have been asked: SCAFFOLD's |D|."""
+    all_images: int
+    """Those of every client that could have been asked: SCAFFOLD's |D|."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Means over clients, weighted by their samples."""
     clients: list[int] = field(default_factory=list)
@@ -135,14 +135,14 @@ class Server:
             before, self.theta = self.theta, self._optimizer.step(self.theta, mean)
             report.update_norm = float(torch.dist(self.theta, before))
             if self._control is not None:
-                self._control = move_control(self._control, mean, report.there)
+                self._control = move_control(self._control, mean, report.all_images)
                 self._folded |= dict.fromkeys(report.clients, report.round)
         self._overdue.difference_update(report.late)
         self._overdue.update((client, report.round) for client in report.overdue)
         self._admission.close_round()
         self.rounds_done += 1
-        if self._control is not None and self._frozen() != self._frozen(-1):
-            # They are of steps on W, the coming ones are made on W/σ (models/frozen.py).
+        if self._control is not None and self._statistics_freeze_now():
+            # c and the c_k are of steps on W, the coming ones are made on W/σ (models/frozen.py).
             self._control, self._folded = torch.zeros_like(self._control), {}
         report.seconds += time.perf_counter() - started
         return report
@@ -290,9 +290,10 @@ class Server:
             durable=self.durable,
         )
 
-    def _frozen(self, rounds: int = 0) -> bool:
-        """Whether statistics are frozen in the round to come, or in one so many rounds from it."""
-        return self._local.frozen((self.rounds_done + rounds) / self._options.rounds)
+    def _statistics_freeze_now(self) -> bool:
+        """They are frozen in the round to come, and were not in the one before."""
+        done, rounds = self.rounds_done, self._options.rounds
+        return self._local.frozen(done / rounds) and not self._local.frozen((done - 1) / rounds)
 
     def rate(self, round_: int) -> float:
         """The local learning rate of a round: cosine over rounds, no warm-up."""
