@@ -22,18 +22,22 @@ from ssfl.algorithms import ALGORITHMS
 from ssfl.algorithms.base import Algorithm
 from ssfl.algorithms.options import LocalOptions
 from ssfl.cli import app
+from ssfl.comm import COMMUNICATORS
 from ssfl.config import Config, load_config
 from ssfl.data.sources import SOURCES
-from ssfl.errors import DataError
+from ssfl.errors import ConfigError, DataError
 from ssfl.experiment import train
 from ssfl.federation.aggregate import Aggregator
 from ssfl.federation.options import ServerOptions
 from ssfl.federation.server_optimizers import OPTIMIZERS
+from ssfl.models.backbones import BACKBONES
 from ssfl.protocols.judge import evaluate
 from ssfl.recipes import recipes
 from ssfl.run import Run
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Method, Outputs
+from ssfl.use import export_encoder, load_encoder
+from tiny import outcome, same_bits
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -159,6 +163,15 @@ def parse(line: str) -> None:
         load_config("demo" if placeholder else recipe, settings or [])
 
 
+@pytest.mark.parametrize("name", ["own-images.md", "deploying.md"])
+def test_the_recipes_of_a_page_are_recipes(name):
+    text = (ROOT / "docs" / name).read_text()
+    (recipe,) = re.findall(r"^    name = .*\n(?:(?:    .*)?\n)+", text, re.MULTILINE)
+    load_config(tomllib.loads(recipe))
+    with pytest.raises(ConfigError, match="rouns"):
+        load_config(tomllib.loads(recipe.replace("rounds", "rouns")))
+
+
 def test_command_lines_are_found_and_a_wrong_one_is_seen():
     assert len(LINES) > 30
     with pytest.raises(Exception, match="No such"):
@@ -264,18 +277,20 @@ def blocks() -> list[str]:
 @pytest.fixture
 def adding(tmp_path, monkeypatch):
     """The page's files, where Python finds them; what they register is forgotten afterwards."""
-    algorithm, script, test, method, source = blocks()
+    algorithm, script, test, method, source, backbone, transport = blocks()
     (tmp_path / "mutual_ssfl.py").write_text(algorithm)
     (tmp_path / "script.py").write_text(script.replace('"server.rounds=2"', f"*{TINY!r}"))
     (tmp_path / "test_mutual_ssfl.py").write_text(test)
     (tmp_path / "align_uniform.py").write_text(method)
     (tmp_path / "arrays.py").write_text(source)
-    for registry in (ALGORITHMS, METHODS, SOURCES):
+    (tmp_path / "pretrained.py").write_text(backbone)
+    (tmp_path / "processes.py").write_text(transport)
+    for registry in (ALGORITHMS, METHODS, SOURCES, BACKBONES, COMMUNICATORS):
         monkeypatch.setattr(registry, "_targets", registry.targets)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for name in ("mutual_ssfl", "align_uniform", "arrays"):
+    for name in ("mutual_ssfl", "align_uniform", "arrays", "pretrained", "processes"):
         sys.modules.pop(name, None)
 
 
@@ -413,6 +428,25 @@ def test_the_new_source_says_what_is_missing_and_leaves_no_run(adding):
     with pytest.raises(DataError, match=r"there is no file none\.npz"):
         train(config, out=adding / "run")
     assert not (adding / "run").exists()
+
+
+@pytest.mark.timeout(120)
+def test_the_new_backbone_begins_with_the_weights_of_an_encoder_trained_before(adding):
+    import_module("pretrained")
+    before = train(load_config("demo", TINY), out=adding / "before")
+    path = export_encoder(before, adding / "before.safetensors")
+    chosen = ["model.backbone=pretrained", "local.lr=1e-12", "server.rounds=1"]
+    after = train(load_config("demo", [*TINY, *chosen]), out=adding / "after")
+    encoder = after.global_encoder()
+    for name, weight in load_encoder(path).backbone.named_parameters():
+        torch.testing.assert_close(encoder.backbone.get_parameter(name), weight)
+
+
+def test_the_new_transport_gives_what_local_gives_bit_for_bit(adding):
+    import_module("processes")
+    config = load_config("demo", [*TINY, "algorithm.name=per-ssfl"])
+    one, other = (train(config, out=adding / comm, comm=comm) for comm in ("processes", "local"))
+    assert same_bits(outcome(one), outcome(other))
 
 
 def test_what_a_method_may_say_is_what_its_base_class_has():

@@ -107,3 +107,14 @@ def test_two_threads_that_make_networks_draw_one_after_the_other() -> None:
     with ThreadPoolExecutor(2) as pool:
         at_once = list(pool.map(draw, (1, 2)))
     assert at_once == [draw(1), draw(2)]
+
+
+@pytest.mark.timeout(60)
+def test_a_network_may_be_made_while_another_is_made_and_draws_as_if_alone() -> None:
+    with own_draws(1):
+        alone = torch.rand(2)
+    with own_draws(1):
+        first = torch.rand(1)
+        with own_draws(2):  # as a backbone does that takes an encoder's weights
+            torch.rand(5)
+        assert torch.equal(torch.cat([first, torch.rand(1)]), alone)

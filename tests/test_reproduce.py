@@ -180,7 +180,7 @@ def test_the_page_says_the_rounds_and_the_difference(whole: Whole) -> None:
     assert f"{mean - 0.75:+.4f}".replace("-", "−") in row
     assert "**2**, not 800" in row
     assert "`it`: 4 runs" in page
-    assert "Bands around curves span the seeds." in page
+    assert "± is the standard deviation over seeds; bands around curves span them." in page
 
 
 def test_there_are_tables_and_pictures(whole: Whole) -> None:
@@ -749,9 +749,9 @@ def test_one_page_gathers_all_and_names_what_was_not_run(whole: Whole, tmp_path:
     text = page.read_text()
     assert "tiny" in [study.name for study in found]
     assert "| Plain |" in text
-    for study in studies().values():
-        assert f"## {study.title}" in text
-    assert text.count("**Not run**") == len(studies())
+    for name, study in studies().items():
+        assert f"| {study.title} | `{name}` | {study.repeats} | **not run** |" in text
+    assert "| [A tiny study](#a-tiny-study) | `tiny` | " in text
     assert "results/tiny/figures.png)" in text
 
 
@@ -773,7 +773,7 @@ def test_two_studies_of_one_name_are_apart_on_the_page_of_all(
     text = (tmp_path / "RESULTS.md").read_text()
     assert text.index("## A tiny study") < text.index("| Plain |") < text.index("## Another")
     assert text.index("## Another") < text.index("| Other |")
-    assert text.count("**Not run**") == len(studies())
+    assert text.count("**not run**") == len(studies())
 
 
 def test_the_page_of_all_has_the_packages_studies_as_they_are_now(tmp_path: Path) -> None:

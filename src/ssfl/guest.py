@@ -6,8 +6,9 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-_drawing = threading.Lock()
-"""Torch's global generator is one for all threads."""
+_drawing = threading.RLock()
+"""Torch's global generator is one for all threads. A network may be made while another is: a
+backbone that starts from an encoder's weights loads that encoder."""
 
 
 @contextmanager

@@ -174,24 +174,24 @@ def test_impossible_sizes_are_refused_in_one_sentence_before_any_draw():
         split(labels, kind="dirichlet", clients=40, min_size=200)
     assert str(caught.value) == (
         "partition: 40 clients asked for at least 200 images each, but there are only 5,000 "
-        "images: lower clients or min_size"
+        "images: lower partition.clients or partition.min_size"
     )
-    with pytest.raises(DataError, match=r"lower clients or min_size; kind = 'natural' makes each"):
+    with pytest.raises(DataError, match=r"partition\.kind = 'natural' makes each owner"):
         split(None, owners=labels, kind="iid", clients=40, min_size=200)
 
 
 def test_sizes_that_no_draw_meets_are_refused_with_advice():
     labels = balanced_labels(1000)
-    with pytest.raises(DataError, match=r"in 6 draws of 1,000 images over 10 clients.*min_size"):
+    with pytest.raises(DataError, match=r"in 6 draws of 1,000 images.*partition\.min_size is 90"):
         split(labels, kind="dirichlet", alpha=0.001, min_size=90, max_redraws=5)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "dirichlet"}, "no labels"),
+        ({"kind": "dirichlet"}, "no labels; use partition.kind = 'iid' or 'natural'"),
         ({"kind": "shards"}, "no labels"),
-        ({"kind": "natural"}, "these images have none"),
+        ({"kind": "natural"}, "these images have none; use partition.kind"),
     ],
 )
 def test_a_partition_that_needs_what_the_data_lacks_says_so(options, message):

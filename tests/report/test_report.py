@@ -4,6 +4,7 @@ import csv
 import re
 import shutil
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -97,6 +98,7 @@ def test_a_run_without_labels_shows_health_in_place_of_accuracy(
     assert not figures & {"knn", "tsne_label", "classes", "personal_knn"}
     text = browser.evaluate("document.body.innerText")
     assert "Effective rank: dimensions in use" in text
+    assert "not which of two sound encoders is the better one" in text
     assert "accuracy of" not in text
 
 
@@ -249,6 +251,23 @@ def test_figures_of_another_round_are_not_shown_and_it_is_said(
 def test_one_client_is_not_called_clients(tmp_path: Path) -> None:
     run = train(tiny(partition={"clients": 1}), out=tmp_path / "run")
     assert "1 client trained one shared encoder" in write_report(run).read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"algorithm": {"name": "fedema"}}, "one shared encoder"),
+        ({"algorithm": {"name": "la-ssfl"}}, "a shared encoder and one of their own each"),
+        ({"local": {"batch_norm": "fedbn"}}, "a shared encoder and one of their own each"),
+    ],
+    ids=["fedema", "la-ssfl", "fedbn"],
+)
+def test_clients_have_encoders_of_their_own_where_they_are_judged_by_them(
+    tmp_path: Path, settings: dict[str, dict[str, str]], what: str
+) -> None:
+    text = unescape(write_report(train(tiny(**settings), out=tmp_path / "run")).read_text())
+    assert f"clients trained {what} with" in text
+    assert ("each client's own encoder" in text) == ("own each" in what)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with this run from its last checkpoint.")
     ] = None,
-    comm: Annotated[str, typer.Option(help="Transport: local, mpi or ray.")] = "local",
+    comm: Annotated[str, typer.Option(help="Transport: local, mpi, ray or a plug-in's.")] = "local",
     workers: Annotated[
         int | None, typer.Option(help="Clients side by side (the same as --set device.workers=N).")
     ] = None,

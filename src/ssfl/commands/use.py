@@ -85,7 +85,10 @@ def classify(
     images: Files,
     labels: Annotated[
         Path,
-        typer.Option(help="A CSV of file,label for a few images; paths from it, here or IMAGES."),
+        typer.Option(
+            help="A CSV of file,label for a few images. Files are looked for beside the CSV, here "
+            "and in IMAGES."
+        ),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV here.")] = None,
     client: Client = None,

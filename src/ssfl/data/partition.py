@@ -62,10 +62,11 @@ def partition(
     if options.kind == "natural":
         return _natural(owners, n, options)
     if options.clients * options.min_size > n:
-        own = "" if owners is None else "; kind = 'natural' makes each owner of images a client"
+        own = "; partition.kind = 'natural' makes each owner of images a client"
         raise DataError(
             f"partition: {options.clients:,} clients asked for at least {options.min_size:,} "
-            f"images each, but there are only {n:,} images: lower clients or min_size{own}"
+            f"images each, but there are only {n:,} images: lower partition.clients or "
+            f"partition.min_size{'' if owners is None else own}"
         )
     if options.kind == "iid":
         sizes = _even(n, options.clients)
@@ -74,7 +75,7 @@ def partition(
     if labels is None:
         raise DataError(
             f"partition: '{options.kind}' splits by class, but these images have no labels; "
-            "use kind = 'iid' or 'natural'"
+            "use partition.kind = 'iid' or 'natural'"
         )
     classes, codes = np.unique(labels, return_inverse=True)
     totals = np.bincount(codes, minlength=len(classes))
@@ -139,13 +140,14 @@ def _natural(owners: NDArray[np.int64] | None, n: int, options: PartitionOptions
     if owners is None:
         raise DataError(
             "partition: 'natural' follows the owners of the images, but these images have none; "
-            "use kind = 'iid' or 'dirichlet', or data.layout = 'clients' with a folder per client"
+            "use partition.kind = 'iid' or 'dirichlet', or data.layout = 'clients' with a folder "
+            "per client"
         )
     clients = natural_owners(owners, options.min_size)
     if len(clients) == 0:
         raise DataError(
             f"partition: none of the {len(np.unique(owners)):,} owners of these {n:,} images holds "
-            f"at least {options.min_size:,} of them: lower min_size"
+            f"at least {options.min_size:,} of them: lower partition.min_size"
         )
     return by_owner(owners, clients)
 
@@ -175,7 +177,7 @@ def _shards_draw(totals: Counts, options: PartitionOptions, rng: np.random.Gener
     k, per_client = options.clients, options.classes_per_client
     if per_client > len(totals):
         raise DataError(
-            f"partition: classes_per_client is {per_client}, but these images have only "
+            f"partition.classes_per_client is {per_client}, but these images have only "
             f"{len(totals)} classes"
         )
     taken = np.zeros(len(totals))
@@ -201,11 +203,13 @@ def _redraw(draw: Callable[[], Counts], n: int, options: PartitionOptions) -> Co
         if smallest >= options.min_size:
             return counts
         best = max(best, smallest)
-    hint = "a larger alpha, balanced = true" if options.kind == "dirichlet" else "more classes each"
+    dirichlet = options.kind == "dirichlet"
+    hint = "larger alpha, balanced = true" if dirichlet else "larger classes_per_client"
     raise DataError(
         f"partition: in {options.max_redraws + 1:,} draws of {n:,} images over "
         f"{options.clients:,} clients the smallest client never held more than {best:,}, and "
-        f"min_size is {options.min_size:,}; ask for fewer clients, {hint} or a lower min_size"
+        f"partition.min_size is {options.min_size:,}; try fewer clients, a {hint} or a lower "
+        "min_size (all in [partition])"
     )
 
 

@@ -171,8 +171,8 @@ def _results(record: Record) -> str:
             "results",
             "Results",
             health,
-            intro="There are no labels to measure accuracy with. Of two healthy runs, the one with "
-            "the higher effective rank is usually the better one." + whose,
+            intro="There are no labels to measure accuracy with. These figures tell whether the "
+            "encoder has collapsed, not which of two sound encoders is the better one." + whose,
         )
     tables = []
     for over, heading in GROUPS.items():

@@ -99,12 +99,20 @@ def summary(record: Record) -> str:
 def _setting(record: Record) -> str:
     config = record.run.config
     what = "one shared encoder" if record.shares else "an encoder each, alone,"
-    if record.shares and config.algorithm.name != "global-ssfl":
+    if record.shares and _own_encoders(record):
         what = "a shared encoder and one of their own each"
     learned = "with labels" if config.ssl.method == "supervised" else "without using any label"
     return (
         f"{_who(record)} trained {what} with {named(config.algorithm.name)} and "
         f"{named(config.ssl.method)} on {_images(record)}, {learned}{_split(record)}."
+    )
+
+
+def _own_encoders(record: Record) -> bool:
+    """Clients are judged by encoders that are not Θ itself."""
+    config = record.run.config
+    return ALGORITHMS[config.algorithm.name].encoder != "global" or (
+        config.local.batch_norm == "fedbn"
     )
 
 
@@ -155,7 +163,7 @@ def _effort(record: Record) -> str:
 
 
 def _outcome(record: Record) -> str:
-    own = ALGORITHMS[record.run.config.algorithm.name].encoder != "global"
+    own = _own_encoders(record)
     mean = "each client's own encoder" if own else "it on each client's own images"
     for key, what in (("knn_mean", mean), ("knn_global", "it on all test images")):
         after, before = record.last.get(key), record.baseline.get(f"untrained_{key}")

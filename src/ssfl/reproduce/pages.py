@@ -4,6 +4,7 @@ A figure is never put beside another of other rounds without saying so: rounds h
 """
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from ssfl.reproduce.results import (
 from ssfl.reproduce.study import HEALTH, Study, figure_title
 
 _NONE = "–"
+_MAP = ["study", "name", "repeats", "arms with figures"]
 
 
 def write_pages(found: StudyResult, folder: Path, *, pictures: bool = True) -> None:
@@ -64,10 +66,11 @@ def _body(found: StudyResult, folder: Path, prefix: str) -> list[str]:
         parts.append(table(rows, found.study, common))
         brackets = any(set(row.beyond) - set(common) for row in rows)
         bands = any(len(row.seeds) > 1 for row in rows)
+        spread = any(row.client_std is not None for row in rows)
         parts.append(
-            "Figures of the last round, never the best; ± is the standard deviation over seeds, "
-            "*over clients* that between clients of a run."
-            + " Bands around curves span the seeds." * bands
+            "Figures of the last round, never the best."
+            + " ± is the standard deviation over seeds; bands around curves span them." * bands
+            + " *Over clients* is the standard deviation between the clients of a run." * spread
             + " Settings in brackets were in the place of the study's." * brackets
         )
     for arm, part in found.partitions.items():
@@ -212,9 +215,11 @@ def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:
         "results.json that says by which command, commit, seed, device and in how many rounds and "
         "seconds it was made. Figures are of the last round; a row whose rounds are not the "
         "paper's says so.",
+        markdown_table([_MAP, ["---"] * len(_MAP), *(chapter.line() for chapter in chapters)]),
     ]
     for chapter in chapters:
-        parts += chapter.parts(out.parent)
+        if chapter.paths:
+            parts += chapter.parts(out.parent)
     write_text(out, "\n\n".join(parts) + "\n")
     return [chapter.whole for chapter in chapters if chapter.paths]
 
@@ -229,12 +234,17 @@ class _Chapter:
     def is_of(self, found: StudyResult) -> bool:
         return self.whole.name == found.name and self.whole.study.akin(found.study)
 
-    def parts(self, start: Path) -> list[str]:
+    def line(self) -> list[str]:
+        """Its line on the page's map."""
         study = self.whole.study
-        head = f"## {study.title}"
         if not self.paths:
-            arms = ", ".join(arm.label for arm in study.arms)
-            return [head, f"Repeats {study.repeats}. **Not run** ({arms})."]
+            return [study.title, f"`{self.whole.name}`", study.repeats, "**not run**"]
+        anchor = re.sub(r"[^\w\- ]", "", study.title.lower()).replace(" ", "-")  # as GitHub's
+        there = f"{len(study.arms) - len(self.whole.not_run())} of {len(study.arms)}"
+        return [f"[{study.title}](#{anchor})", f"`{self.whole.name}`", study.repeats, there]
+
+    def parts(self, start: Path) -> list[str]:
+        head = f"## {self.whole.study.title}"
         first, *others = (path.parent for path in self.paths)
         links = [_link(folder, start) for folder in others]
         also = [f"Also from [{link}results.json]({link}results.json)." for link in links]
