@@ -81,26 +81,59 @@ def assert_one_sentence(answer: tuple[int, str, str], *parts: str) -> None:
 # Quick help
 
 
+PARTS = {"data": ["get"], "site": ["init", "start"]}
+"""Commands of commands."""
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], [], ["--version"], ["recipes"]])
-def test_help_and_a_list_import_nothing_heavy(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--help"], "Train encoders, or go on with a run."),
+        (["-h"], "Train encoders, or go on with a run."),
+        ([], "Train encoders, or go on with a run."),
+        (["--version"], __version__),
+        (["recipes"], "per-ssfl"),
+        (["reproduce", "--list"], "Table 2: personal encoders"),
+    ],
+)
+def test_help_and_lists_import_nothing_heavy(arguments: list[str], wanted: str) -> None:
+    assert wanted in said_without_heavy_imports(arguments)
+
+
+@pytest.mark.processes
+def test_help_of_commands_imports_nothing_heavy() -> None:
+    calls = [[name, part] for name in cli.COMMANDS for part in ["", *PARTS.get(name, [])]]
+    said = said_without_heavy_imports(*([*filter(None, call), "--help"] for call in calls))
+    assert said.count("Usage:") == len(calls)
+
+
+@pytest.mark.processes
+def test_completion_imports_nothing_heavy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_SSFL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "ssfl train --res")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert "--resume" in said_without_heavy_imports([])
+
+
+def said_without_heavy_imports(*calls: list[str]) -> str:
+    """What a new process says to these calls of the command, one after the other."""
     script = """if True:
-        import sys
+        import json, sys
         from ssfl.cli import main
-        try:
-            main()
-        except SystemExit:
-            pass
+        for call in json.loads(sys.argv[1]):
+            sys.argv = ["ssfl", *call]
+            try:
+                main()
+            except SystemExit:
+                pass
         heavy = {"torch", "pydantic", "numpy", "sklearn", "matplotlib", "PIL", "flwr", "ray"}
         print("HEAVY", sorted(heavy & set(sys.modules)))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
-    )
+    process = [sys.executable, "-c", script, json.dumps(calls)]
+    done = subprocess.run(process, capture_output=True, text=True, check=True)
     assert "HEAVY []" in done.stdout, done.stdout + done.stderr
-    usual = "Train encoders, or go on with a run."
-    wanted = {"--version": __version__, "recipes": "per-ssfl"}.get("".join(arguments), usual)
-    assert wanted in done.stdout
+    return done.stdout
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -108,9 +141,8 @@ def test_every_command_has_help_of_its_own_with_an_example(ssfl: Call, command: 
     code, out, _ = ssfl(command, "--help")
     assert code == 0
     assert f"ssfl {command}" in out
-    for group, member in (("data", "get"), ("site", "init"), ("site", "start")):
-        if command == group:
-            _, out, _ = ssfl(command, member, "--help")
+    for part in PARTS.get(command, []):
+        _, out, _ = ssfl(command, part, "--help")
     assert "Example: ssfl" in out
 
 
@@ -119,8 +151,8 @@ def test_help_is_whole_on_a_narrow_terminal(
     ssfl: Call, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    for member in {"data": ["get"], "site": ["init", "start"]}.get(command, [None]):
-        _, out, _ = ssfl(*filter(None, (command, member)), "--help")
+    for part in PARTS.get(command, [None]):
+        _, out, _ = ssfl(*filter(None, (command, part)), "--help")
         assert "Example: ssfl" in out
         assert "…" not in out
 

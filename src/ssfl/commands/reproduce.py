@@ -70,9 +70,6 @@ def reproduce(
     """
     from ssfl.commands.console import errors, say
     from ssfl.errors import ConfigError
-    from ssfl.reproduce import reproduce as run_study
-    from ssfl.reproduce.estimate import parse_duration
-    from ssfl.reproduce.pages import collect as gather
 
     if (study is not None) + list_ + (collect is not None) != 1:
         raise ConfigError(
@@ -81,6 +78,10 @@ def reproduce(
     if list_:
         _list()
         return
+    from ssfl.reproduce import reproduce as run_study  # not before: they take a while
+    from ssfl.reproduce.estimate import parse_duration
+    from ssfl.reproduce.pages import collect as gather
+
     if collect is not None:
         page = out or Path("RESULTS.md")
         found = gather(collect, page)
@@ -133,13 +134,13 @@ def _list() -> None:
     from rich.table import Table
 
     from ssfl.commands.console import console
-    from ssfl.reproduce import studies
+    from ssfl.studies import packaged
 
     table = Table(box=None, pad_edge=False)
     for head in ("study", "arms", "what", "repeats"):
         table.add_column(head, justify="right" if head == "arms" else "left")
-    for name, study in studies().items():
-        table.add_row(f"[bold]{name}[/]", str(len(study.arms)), study.title, study.repeats)
+    for name, study in packaged().items():
+        table.add_row(f"[bold]{name}[/]", str(len(study["arms"])), study["title"], study["repeats"])
     console.print(table)
 
 
