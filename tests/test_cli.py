@@ -109,11 +109,17 @@ def test_help_of_commands_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.processes
-def test_completion_imports_nothing_heavy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [("train --res", "--resume"), ("config per", "per-ssfl"), ("reproduce table2", "table2")],
+)
+def test_completion_knows_options_and_names_and_imports_nothing_heavy(
+    monkeypatch: pytest.MonkeyPatch, words: str, whole: str
+) -> None:
     monkeypatch.setenv("_SSFL_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "ssfl train --res")
+    monkeypatch.setenv("COMP_WORDS", f"ssfl {words}")
     monkeypatch.setenv("COMP_CWORD", "2")
-    assert "--resume" in said_without_heavy_imports([])
+    assert said_without_heavy_imports([]).splitlines()[0] == whole
 
 
 def said_without_heavy_imports(*calls: list[str]) -> str:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from ssfl.studies import packaged
+
 if TYPE_CHECKING:
     from ssfl.reproduce import StudyResult
     from ssfl.reproduce.jobs import Job
@@ -16,7 +18,11 @@ if TYPE_CHECKING:
 
 def reproduce(
     study: Annotated[
-        str | None, typer.Argument(help="A study's name (see --list), or the path of a .toml file.")
+        str | None,
+        typer.Argument(
+            help="A study's name (see --list), or the path of a .toml file.",
+            autocompletion=packaged,
+        ),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(help="Rounds of every run (default: the study's).")
@@ -134,7 +140,6 @@ def _list() -> None:
     from rich.table import Table
 
     from ssfl.commands.console import console
-    from ssfl.studies import packaged
 
     table = Table(box=None, pad_edge=False)
     for head in ("study", "arms", "what", "repeats"):
