@@ -513,7 +513,10 @@ def test_mistakes_in_the_configuration_are_one_sentence(ssfl: Call, recipe: Path
     )
     both = ("--set", "server.aggregation=l-dawa", "--set", "server.optimizer=fednova")
     assert_one_sentence(ssfl("train", recipe, *both), "choose one of them")
-    assert_one_sentence(ssfl("info", "nowhere"), "nowhere is not a run directory")
+    assert_one_sentence(ssfl("info", "nowhere"), "nowhere is not a run directory: there is no such")
+    assert_one_sentence(ssfl("info", recipe), "is not a run directory: it is a file")
+    for answer in (ssfl("train", recipe, "-o", recipe), ssfl("partition", recipe, "-o", recipe)):
+        assert_one_sentence(answer, "is no folder")
     assert_one_sentence(ssfl("config", "dmeo"), "no recipe 'dmeo'")
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
 
@@ -525,6 +528,12 @@ def test_a_run_that_asks_for_a_tracker_which_is_not_there_leaves_nothing_behind(
     answer = ssfl("train", recipe, "--set", 'run.trackers=["wandb"]')
     assert_one_sentence(answer, "pip install 'ssfl[wandb]'")
     assert not list(Path("runs").iterdir())
+
+
+def test_the_folder_of_all_runs_is_no_run(ssfl: Call, recipe: Path) -> None:
+    assert ssfl("train", recipe, "--no-report")[0] == 0
+    wanted = "runs is not a run directory: it has no config.toml, but runs/tiny has"
+    assert_one_sentence(ssfl("report", "runs"), wanted)
 
 
 def test_a_run_directory_is_no_recipe(ssfl: Call, recipe: Path) -> None:
