@@ -81,26 +81,65 @@ def assert_one_sentence(answer: tuple[int, str, str], *parts: str) -> None:
 # Quick help
 
 
+PARTS = {"data": ["get"], "site": ["init", "start"]}
+"""Commands of commands."""
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], [], ["--version"], ["recipes"]])
-def test_help_and_a_list_import_nothing_heavy(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--help"], "Train encoders, or go on with a run."),
+        (["-h"], "Train encoders, or go on with a run."),
+        ([], "Train encoders, or go on with a run."),
+        (["--version"], __version__),
+        (["recipes"], "per-ssfl"),
+        (["reproduce", "--list"], "Table 2: personal encoders"),
+    ],
+)
+def test_help_and_lists_import_nothing_heavy(arguments: list[str], wanted: str) -> None:
+    assert wanted in said_without_heavy_imports(arguments)
+
+
+@pytest.mark.processes
+def test_help_of_commands_imports_nothing_heavy() -> None:
+    calls = [[name, part] for name in cli.COMMANDS for part in ["", *PARTS.get(name, [])]]
+    said = said_without_heavy_imports(*([*filter(None, call), "--help"] for call in calls))
+    assert said.count("Usage:") == len(calls)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [("train --res", "--resume"), ("config per", "per-ssfl"), ("reproduce table2", "table2")],
+)
+def test_completion_knows_options_and_names_and_imports_nothing_heavy(
+    monkeypatch: pytest.MonkeyPatch, words: str, whole: str
+) -> None:
+    monkeypatch.setenv("_SSFL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"ssfl {words}")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert said_without_heavy_imports([]).splitlines()[0] == whole
+
+
+def said_without_heavy_imports(*calls: list[str]) -> str:
+    """What a new process says to these calls of the command, one after the other."""
     script = """if True:
-        import sys
+        import json, sys
         from ssfl.cli import main
-        try:
-            main()
-        except SystemExit:
-            pass
+        for call in json.loads(sys.argv[1]):
+            sys.argv = ["ssfl", *call]
+            try:
+                main()
+            except SystemExit:
+                pass
         heavy = {"torch", "pydantic", "numpy", "sklearn", "matplotlib", "PIL", "flwr", "ray"}
         print("HEAVY", sorted(heavy & set(sys.modules)))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
-    )
+    process = [sys.executable, "-c", script, json.dumps(calls)]
+    done = subprocess.run(process, capture_output=True, text=True, check=True)
     assert "HEAVY []" in done.stdout, done.stdout + done.stderr
-    usual = "Train encoders, or go on with a run."
-    wanted = {"--version": __version__, "recipes": "per-ssfl"}.get("".join(arguments), usual)
-    assert wanted in done.stdout
+    return done.stdout
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -108,9 +147,8 @@ def test_every_command_has_help_of_its_own_with_an_example(ssfl: Call, command: 
     code, out, _ = ssfl(command, "--help")
     assert code == 0
     assert f"ssfl {command}" in out
-    for group, member in (("data", "get"), ("site", "init"), ("site", "start")):
-        if command == group:
-            _, out, _ = ssfl(command, member, "--help")
+    for part in PARTS.get(command, []):
+        _, out, _ = ssfl(command, part, "--help")
     assert "Example: ssfl" in out
 
 
@@ -119,8 +157,8 @@ def test_help_is_whole_on_a_narrow_terminal(
     ssfl: Call, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    for member in {"data": ["get"], "site": ["init", "start"]}.get(command, [None]):
-        _, out, _ = ssfl(*filter(None, (command, member)), "--help")
+    for part in PARTS.get(command, [None]):
+        _, out, _ = ssfl(*filter(None, (command, part)), "--help")
         assert "Example: ssfl" in out
         assert "…" not in out
 
@@ -475,7 +513,10 @@ def test_mistakes_in_the_configuration_are_one_sentence(ssfl: Call, recipe: Path
     )
     both = ("--set", "server.aggregation=l-dawa", "--set", "server.optimizer=fednova")
     assert_one_sentence(ssfl("train", recipe, *both), "choose one of them")
-    assert_one_sentence(ssfl("info", "nowhere"), "nowhere is not a run directory")
+    assert_one_sentence(ssfl("info", "nowhere"), "nowhere is not a run directory: there is no such")
+    assert_one_sentence(ssfl("info", recipe), "is not a run directory: it is a file")
+    for answer in (ssfl("train", recipe, "-o", recipe), ssfl("partition", recipe, "-o", recipe)):
+        assert_one_sentence(answer, "is no folder")
     assert_one_sentence(ssfl("config", "dmeo"), "no recipe 'dmeo'")
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
 
@@ -487,6 +528,12 @@ def test_a_run_that_asks_for_a_tracker_which_is_not_there_leaves_nothing_behind(
     answer = ssfl("train", recipe, "--set", 'run.trackers=["wandb"]')
     assert_one_sentence(answer, "pip install 'ssfl[wandb]'")
     assert not list(Path("runs").iterdir())
+
+
+def test_the_folder_of_all_runs_is_no_run(ssfl: Call, recipe: Path) -> None:
+    assert ssfl("train", recipe, "--no-report")[0] == 0
+    wanted = "runs is not a run directory: it has no config.toml, but runs/tiny has"
+    assert_one_sentence(ssfl("report", "runs"), wanted)
 
 
 def test_a_run_directory_is_no_recipe(ssfl: Call, recipe: Path) -> None:

@@ -216,6 +216,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"local": {"lrr": 1}},
         r"unknown key local\.lrr: known here are epochs, .*lr",
     ),
+    "a key without its section": (
+        {"lr": 0.1},
+        r"unknown key lr: did you mean local\.lr or server\.lr",
+    ),
     "an unknown section": ({"lokal": {}}, r"unknown key lokal: known here are version, .*local"),
     "an unknown key of a choice": (
         {"ssl": {"width": 1}},

@@ -160,8 +160,10 @@ def test_nothing_is_unpickled(tmp_path: Path, name: str) -> None:
 
 def test_files_that_are_no_encoders_are_told_apart(run: Run, tmp_path: Path) -> None:
     torch.save({"weights": torch.zeros(2)}, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="not an encoder exported by ssfl"):
-        load_encoder(tmp_path / "other.pt")
+    (tmp_path / "notes.txt").write_text("no encoder")
+    for other in ("other.pt", "notes.txt"):
+        with pytest.raises(CheckpointError, match="not an encoder exported by ssfl"):
+            load_encoder(tmp_path / other)
     with pytest.raises(CheckpointError, match="there is no run directory or encoder file"):
         load_encoder(tmp_path / "missing")
     with pytest.raises(ConfigError, match="there is no client 9: this run's are 0 to 3"):

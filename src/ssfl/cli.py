@@ -114,7 +114,8 @@ def main() -> None:
     except OSError as error:  # the machine's own refusals: no room, no permission, no such folder
         logging.getLogger(__name__).info("where it happened", exc_info=True)
         place = f"{error.filename} cannot be used: " if error.filename else ""
-        _refuse(f"{place}{error.strerror or error}")
+        a_file = isinstance(error, FileExistsError)  # in the place of a folder
+        _refuse(f"{place}{'it is no folder' if a_file else error.strerror or error}")
 
 
 def _refuse(sentence: str) -> NoReturn:

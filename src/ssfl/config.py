@@ -188,8 +188,16 @@ def _sentences(model: type[BaseModel], error: ValidationError, prefix: str) -> I
         key = prefix + ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
             section = _section_at(model, problem["loc"][:-1])
-            known = ", ".join(section.model_fields) if section else "other keys"
-            yield f"unknown key {key}: known here are {known}"
+            known = list(section.model_fields) if section else ["other keys"]
+            homes = [
+                f"{name}.{key}"
+                for name in known
+                if (table := _section_at(model, (name,))) and key in table.model_fields
+            ]
+            if homes:
+                yield f"unknown key {key}: did you mean {' or '.join(homes)}?"
+            else:
+                yield f"unknown key {key}: known here are {', '.join(known)}"
         elif problem["type"] == "value_error":
             where = f"{key.rstrip('.')}: " if problem["loc"] else ""
             yield where + problem["msg"].removeprefix("Value error, ")

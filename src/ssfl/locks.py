@@ -43,5 +43,7 @@ def _opened(path: Path) -> IO[str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("w")
+    except FileExistsError as error:
+        raise CheckpointError(f"could not write {path}: {error.filename} is no folder") from error
     except OSError as error:
         raise CheckpointError(f"could not write {path}: {error.strerror or error}") from error

@@ -25,9 +25,14 @@ class Registry(Mapping[str, Any]):
         self._targets = dict(entries)
 
     def __getitem__(self, name: str) -> Any:
-        complaints = [] if name in self._targets else import_plugins()
+        plugins = {} if name in self._targets else import_plugins()
         if name not in self._targets:
             own = "SSFL_PLUGINS names modules with your own (docs/adding-an-algorithm.md)"
+            complaints = [
+                f"the plug-in {plugin} could not be imported ({why})"
+                for plugin, why in plugins.items()
+                if why
+            ]
             raise ConfigError(
                 f"unknown {self.kind} '{name}': choose one of {', '.join(sorted(self._targets))}; "
                 f"{'; '.join(complaints) or own}"
@@ -74,30 +79,32 @@ class Registry(Mapping[str, Any]):
         self._targets[name] = target
 
 
-_complaints: list[str] | None = None
+_plugins: dict[str, str] | None = None
 
 
-def import_plugins() -> list[str]:
-    """Import what registers more names, and say what could not be imported: modules that installed
-    packages name as entry points `ssfl.plugins`, and those of SSFL_PLUGINS (names between commas),
-    which are also looked for in the working directory."""
-    global _complaints
-    if _complaints is None:
-        _complaints = []  # before any import: a plug-in may ask for names itself
-        plugins = {entry.value: entry.load for entry in entry_points(group="ssfl.plugins")}
-        for module in filter(None, os.environ.get("SSFL_PLUGINS", "").replace(" ", "").split(",")):
-            plugins[module] = partial(_import_from_here, module)
-        for name, load in plugins.items():
+def import_plugins() -> dict[str, str]:
+    """Import what registers more names, and say of each why it could not be ("" if it could):
+    modules that installed packages name as entry points `ssfl.plugins`, and those of SSFL_PLUGINS
+    (names between commas), which are also looked for in the working directory."""
+    global _plugins
+    if _plugins is None:
+        _plugins = {}  # before any import: a plug-in may ask for names itself
+        found = {entry.value: entry.load for entry in entry_points(group="ssfl.plugins")}
+        for module in filter(None, map(str.strip, os.environ.get("SSFL_PLUGINS", "").split(","))):
+            found[module] = partial(_import_from_here, module)
+        for name, load in found.items():
             try:
                 load()
+                _plugins[name] = ""
             except (Exception, SystemExit) as error:  # whatever a stranger's module does
-                what = f"{type(error).__name__}: {error}"
-                _complaints.append(f"the plug-in {name} could not be imported ({what})")
-    return _complaints
+                _plugins[name] = " ".join(f"{type(error).__name__}: {error}".split())
+    return _plugins
 
 
 def _import_from_here(module: str) -> None:
     """Import a module that may be in the working directory, which a command's path is without."""
+    if "/" in module or module.endswith(".py"):
+        raise ImportError("SSFL_PLUGINS takes names of modules, without folder and .py")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     import_module(module)

@@ -44,7 +44,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not (self.path / "config.toml").is_file():
-            raise ConfigError(f"{self.path} is not a run directory: it has no config.toml")
+            raise ConfigError(f"{self.path} is not a run directory: {_what_it_is(self.path)}")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -245,6 +245,14 @@ class Run:
         mean, std = tuple(facts["mean"]), tuple(facts["std"])
         encoder = Encoder(method.backbone, mean, std, facts["image_size"], self.fit)
         return encoder.eval().requires_grad_(False)
+
+
+def _what_it_is(path: Path) -> str:
+    """Why a path is no run directory; the folder of all runs is easily taken for one."""
+    if not path.is_dir():
+        return "it is a file" if path.exists() else "there is no such folder"
+    inside = sorted(path.glob("*/config.toml"))
+    return "it has no config.toml" + "".join(f", but {one.parent} has" for one in inside[:1])
 
 
 def _new_folder(path: Path) -> Path:

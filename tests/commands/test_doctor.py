@@ -1,5 +1,6 @@
 """`ssfl doctor` says what is there, and for what is missing, the command that brings it."""
 
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from ssfl import registry
 from ssfl.commands import doctor as module
 from ssfl.commands.doctor import REQUIRED, doctor, examine
 
@@ -72,6 +74,23 @@ def test_a_broken_installation_is_a_finding_not_a_crash(monkeypatch):
 
     monkeypatch.setattr(module, "_version", broken)
     assert "disk on fire" in find("comm ray").detail
+
+
+def test_plug_ins_are_imported_and_those_that_cannot_be_are_named(monkeypatch, tmp_path):
+    (tmp_path / "mine_that_works.py").write_text("")
+    (tmp_path / "mine_that_fails.py").write_text("raise RuntimeError('first line\\nsecond')")
+    plugins = "mine_that_works, mine_that_fails, nowhere_at_all, mine/that_works.py"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(registry, "_plugins", None)
+    monkeypatch.setenv("SSFL_PLUGINS", plugins)
+    found = {f.what: f for f in examine() if f.what.startswith("plug-in")}
+    assert list(found) == [f"plug-in {name}" for name in plugins.split(", ")]
+    assert [f.fine for f in found.values()] == [True, False, False, False]
+    _, fails, nowhere, path = found.values()
+    assert fails.detail == "RuntimeError: first line second"
+    assert "No module named 'nowhere_at_all'" in nowhere.detail
+    assert "names of modules" in path.detail
 
 
 def test_it_fails_only_where_something_required_is_missing(monkeypatch, capsys):

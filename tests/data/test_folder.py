@@ -24,7 +24,7 @@ def load(path, seed=0, **options):
 def tree(tmp_path):
     for name in ("ann", "bob", "cleo"):
         for i in range(10):
-            save(tmp_path / name / f"{i}.png", colour=(i, 0, 0))
+            save(tmp_path / name / f"{i}.png", colour=(i, 0, 200))
     return tmp_path
 
 
@@ -138,6 +138,20 @@ def test_grey_and_sixteen_bit_images_keep_their_brightness(tmp_path):
     Image.new("1", (20, 20), 1).save(tmp_path / "d_bit.png")
     pixels = load(tmp_path, image_size=16).train.pixels
     assert pixels[:, :, 3, 3].tolist() == [[128] * 3, [128] * 3, [200] * 3, [255] * 3]
+
+
+def test_scans_of_twelve_bits_in_sixteen_are_dark_and_a_note_says_so(tmp_path):
+    scan = np.linspace(0, 4095, 400).reshape(20, 20).astype(np.uint16)
+    Image.fromarray(scan).save(tmp_path / "scan.png")
+    data = load(tmp_path, image_size=20)
+    assert data.train.pixels.max() == 16
+    (note,) = data.notes
+    assert "no pixel" in note
+    assert "brighter than 16 of 255" in note
+    Image.fromarray(scan * 16).save(tmp_path / "scan.png")  # what the note advises
+    data = load(tmp_path, image_size=20)
+    assert data.train.pixels.max() == 255
+    assert data.notes == ()
 
 
 @pytest.mark.parametrize(

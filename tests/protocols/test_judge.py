@@ -189,6 +189,12 @@ def test_asking_for_one_protocol_keeps_what_the_others_found(shared: Run) -> Non
     assert both.notes == []
 
 
+def test_figures_that_are_measured_again_stay_in_their_places(shared: Run) -> None:
+    before = evaluate(shared, ["knn", "linear"], options=QUICK)
+    again = evaluate(shared, "knn", options=QUICK)
+    assert [score.name for score in again.scores] == [score.name for score in before.scores]
+
+
 def test_figures_go_only_where_an_option_they_depend_on_has_changed(shared: Run) -> None:
     (shared.path / "evaluation.json").unlink(missing_ok=True)
 

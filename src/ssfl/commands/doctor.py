@@ -59,6 +59,7 @@ def examine() -> list[Finding]:
         _local(),
         *(_safely(what, check) for what, check in transports.items()),
         *(_safely(name, partial(_extra, name)) for name in EXTRAS),
+        *_plugins(),
     ]
 
 
@@ -166,6 +167,17 @@ def _extra(name: str) -> Finding:
         detail = f"{', '.join(missing)} not installed"
         return Finding(name, False, detail, f"pip install 'ssfl[{name}]'")
     return Finding(name, True, f"{packages[0]} {versions[packages[0]]}: {use}")
+
+
+def _plugins() -> list[Finding]:
+    """Those that are named: a run would miss a broken one only when it asks for a name of it."""
+    from ssfl.registry import import_plugins
+
+    cure = "docs/adding-an-algorithm.md says where plug-ins are looked for"
+    return [
+        Finding(f"plug-in {name}", not why, why or "imported", cure if why else "")
+        for name, why in import_plugins().items()
+    ]
 
 
 def _safely(what: str, check: Callable[[], Finding]) -> Finding:

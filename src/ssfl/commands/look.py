@@ -7,6 +7,11 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from ssfl.recipes import recipes as all_recipes
+
+RECIPE = typer.Argument(
+    help="A recipe's name, or the path of a .toml file.", autocompletion=all_recipes
+)
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Change one option, e.g. --set local.lr=0.03.")
 ]
@@ -20,7 +25,6 @@ def recipes() -> None:
     from rich.table import Table
 
     from ssfl.commands.console import console
-    from ssfl.recipes import recipes as all_recipes
 
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, about in all_recipes().items():
@@ -29,7 +33,7 @@ def recipes() -> None:
 
 
 def config(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a .toml file.")],
+    recipe: Annotated[str, RECIPE],
     settings: Settings = None,
     bare: Annotated[bool, typer.Option("--bare", help="Leave out the descriptions.")] = False,
 ) -> None:
@@ -43,7 +47,7 @@ def config(
 
 
 def partition(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a .toml file.")],
+    recipe: Annotated[str, RECIPE],
     settings: Settings = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the pictures go.")] = Path(
         "partition"

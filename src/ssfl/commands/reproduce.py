@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from ssfl.studies import packaged
+
 if TYPE_CHECKING:
     from ssfl.reproduce import StudyResult
     from ssfl.reproduce.jobs import Job
@@ -16,7 +18,11 @@ if TYPE_CHECKING:
 
 def reproduce(
     study: Annotated[
-        str | None, typer.Argument(help="A study's name (see --list), or the path of a .toml file.")
+        str | None,
+        typer.Argument(
+            help="A study's name (see --list), or the path of a .toml file.",
+            autocompletion=packaged,
+        ),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(help="Rounds of every run (default: the study's).")
@@ -70,9 +76,6 @@ def reproduce(
     """
     from ssfl.commands.console import errors, say
     from ssfl.errors import ConfigError
-    from ssfl.reproduce import reproduce as run_study
-    from ssfl.reproduce.estimate import parse_duration
-    from ssfl.reproduce.pages import collect as gather
 
     if (study is not None) + list_ + (collect is not None) != 1:
         raise ConfigError(
@@ -81,6 +84,10 @@ def reproduce(
     if list_:
         _list()
         return
+    from ssfl.reproduce import reproduce as run_study  # not before: they take a while
+    from ssfl.reproduce.estimate import parse_duration
+    from ssfl.reproduce.pages import collect as gather
+
     if collect is not None:
         page = out or Path("RESULTS.md")
         found = gather(collect, page)
@@ -133,13 +140,12 @@ def _list() -> None:
     from rich.table import Table
 
     from ssfl.commands.console import console
-    from ssfl.reproduce import studies
 
     table = Table(box=None, pad_edge=False)
     for head in ("study", "arms", "what", "repeats"):
         table.add_column(head, justify="right" if head == "arms" else "left")
-    for name, study in studies().items():
-        table.add_row(f"[bold]{name}[/]", str(len(study.arms)), study.title, study.repeats)
+    for name, study in packaged().items():
+        table.add_row(f"[bold]{name}[/]", str(len(study["arms"])), study["title"], study["repeats"])
     console.print(table)
 
 

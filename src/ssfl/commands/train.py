@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ssfl.commands.look import RECIPE
+
 
 def train(
-    recipe: Annotated[
-        str | None, typer.Argument(help="A recipe's name, or the path of a .toml file.")
-    ] = None,
+    recipe: Annotated[str | None, RECIPE] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change one option, e.g. --set local.lr=0.03. Repeatable."),

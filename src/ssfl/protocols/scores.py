@@ -115,11 +115,12 @@ class Evaluation:
             return newer._noting(others, f"at round {self.rounds}")
         read = {option for score in newer.scores for option in score.reads}
         changed = {name for name in read if self.options.get(name) != newer.options.get(name)}
-        kept = [score for score in others if not score.reads & changed]
         gone = [score for score in others if score.reads & changed]
+        # What is measured again stays in its place.
+        scores = {s.name: s for s in [*self.scores, *newer.scores] if s not in gone}
         both = replace(
             newer,
-            scores=sorted([*kept, *newer.scores], key=lambda score: score.over != "images"),
+            scores=sorted(scores.values(), key=lambda score: score.over != "images"),
             health=self.health | newer.health,
             seconds=self.seconds | newer.seconds,
             options=self.options | {name: newer.options[name] for name in read},

@@ -144,7 +144,10 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise CheckpointError(f"{path} is not an encoder exported by ssfl: {error}") from error
         found = (content.get("tensors"), content.get(_KEY)) if isinstance(content, dict) else None
     else:
-        tensors, facts = read_tensors(path)
+        try:
+            tensors, facts = read_tensors(path)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path} is not an encoder exported by ssfl: {error}") from error
         found = (tensors, facts.get(_KEY))
     if found is None or found[0] is None or found[1] is None:
         raise CheckpointError(f"{path} is not an encoder exported by ssfl")

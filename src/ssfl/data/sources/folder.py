@@ -36,6 +36,8 @@ SUFFIXES = (
 )
 NOT_READ = (".avif", ".dcm", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nii", ".svs")
 """Images too, but not of a kind that is read here: the user is told."""
+DARK = 64
+"""A folder without a pixel as bright as this, of 255, is hardly meant to be as it is read."""
 PHOTO_SIZE = 64
 """From this size on images are treated as photographs when views are made of them."""
 
@@ -97,7 +99,7 @@ class Folder:
             mean=mean,
             std=std,
             presets="photo" if options.image_size >= PHOTO_SIZE else "cifar",
-            notes=(*notes, *_note_others(folder)),
+            notes=(*notes, *_note_others(folder), *_note_darkness(folder, found.pixels)),
         )
 
 
@@ -137,6 +139,18 @@ def _note_others(folder: Path) -> tuple[str, ...]:
         return ()
     found = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items()))
     return (f"images of these kinds are not read: {found}; convert them, e.g. to PNG",)
+
+
+def _note_darkness(folder: Path, pixels: torch.Tensor) -> tuple[str, ...]:
+    """A note where all images are nearly black: a file of 16 bits does not say that it has used 12,
+    and bytes keep few of its shades."""
+    brightest = int(pixels.max())
+    if brightest >= DARK:
+        return ()
+    return (
+        f"no pixel in {folder} is brighter than {brightest} of 255: in files of 16 bits white is "
+        "65,535, so multiply values of 12 bits by 16",
+    )
 
 
 def _walk(folder: Path, suffixes: Sequence[str], above: tuple[Path, ...] = ()) -> Iterator[Path]:
