@@ -1,6 +1,7 @@
 """Server and sites over a grid that only pretends: what each makes of the other's messages."""
 
 import asyncio
+import errno
 import json
 import os
 import threading
@@ -13,15 +14,15 @@ flwr = pytest.importorskip("flwr")
 
 import httpx  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
-from flwr.common.serde import message_to_proto  # noqa: E402
 from pretend_grid import PretendGrid  # noqa: E402
 
 from ssfl.comm.flower import communicator as communicator_module  # noqa: E402
 from ssfl.comm.flower.communicator import FlowerCommunicator  # noqa: E402
 from ssfl.comm.flower.link import Gate  # noqa: E402
-from ssfl.comm.flower.records import write_orders, write_replies, write_roll_call  # noqa: E402
+from ssfl.comm.flower.records import write_replies, write_roll_call  # noqa: E402
 from ssfl.comm.flower.site import SiteAnswers, compare  # noqa: E402
-from ssfl.errors import FederationError  # noqa: E402
+from ssfl.comm.wire import WireError  # noqa: E402
+from ssfl.errors import CheckpointError, FederationError  # noqa: E402
 from ssfl.federation.messages import Failure, Joint, Reason, Reply, Task, TaskKind  # noqa: E402
 
 RUN = "0123456789abcdef"
@@ -315,7 +316,7 @@ def test_a_sum_speaks_only_for_its_sites_own_clients_that_were_asked(clients):
 def test_a_task_before_the_roll_call_is_refused_and_the_site_stays_up():
     class Forgetful(Memory):
         def prepare(self, task):
-            raise FederationError("a task came before the roll call")
+            raise WireError("a task came before the roll call")
 
     grid = PretendGrid(n1=site(0))
     communicator = connected(grid, 1)
@@ -335,25 +336,40 @@ def test_an_unforeseen_error_is_answered_and_the_site_stays_up(caplog):
     answers = site(local=Clumsy(0))
     communicator = connected(PretendGrid(n1=answers, n2=site(1)), 2)
     replies = {r.client: r for r in communicator.exchange(a_task(), [0, 1])}
-    assert replies[0].failure == Failure(Reason.ERROR, "site 1: KeyError: 4")
+    assert replies[0].failure == Failure(Reason.ERROR, "site 1: KeyError: its log says more")
     assert replies[1].failure is None
     assert "KeyError" in caplog.text  # with its traceback, at the site
 
 
-@pytest.mark.parametrize("kind", [FederationError, OSError])
-def test_an_error_that_names_a_file_whose_name_is_no_text_is_answered(kind, monkeypatch):
-    # stderr can show such a name; what carries the log of a test that runs beside others cannot.
-    monkeypatch.setattr("ssfl.comm.flower.site.log.disabled", True)
+def full_disk(path):
+    try:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    except OSError as error:
+        raise CheckpointError(f"could not write {path}: {error.strerror}") from error
+
+
+def bad_image(path):
+    raise ValueError(f"{path} is no image")
+
+
+@pytest.mark.parametrize(
+    ("fail", "told"),
+    [
+        (full_disk, "CheckpointError (No space left on device): its log says more"),
+        (bad_image, "ValueError: its log says more"),
+    ],
+)
+def test_an_error_leaves_a_site_without_its_words_which_may_name_images(fail, told, caplog):
+    path = "/data/mary-smith.png"
 
     class Unlucky(Echo):
         def exchange(self, task, clients, deadline=None):
-            raise kind("no " + os.fsdecode(b"/data/caf\xe9"))
+            fail(path)
 
-    (order,) = write_orders(a_task(), [[0]], None)
     grid = PretendGrid(n1=site(local=Unlucky(0)))
-    (key,) = grid.push_messages([Message(order, 1, "train")])
-    (answer,) = grid.pull_messages([key])
-    assert message_to_proto(answer).error.reason.endswith("no /data/caf?")
+    (reply,) = connected(grid, 1).exchange(a_task(), [0])
+    assert reply.failure == Failure(Reason.ERROR, f"site 1: {told}")
+    assert path in caplog.text  # at the site
 
 
 def test_a_message_that_is_no_order_is_answered_and_the_site_stays_up():
@@ -463,7 +479,7 @@ def test_a_site_refuses_clients_that_it_does_not_have():
     grid.nodes[1] = site(0)  # it forgot one, and has not been asked again
     replies = {r.client: r for r in communicator.exchange(a_task(), [0, 1])}
     assert replies[0].failure is None
-    assert replies[1].failure.reason is Reason.REFUSED
+    assert replies[1].failure == Failure(Reason.REFUSED, "site 1: this site has no such client")
 
 
 def test_a_site_remembers_before_it_answers():

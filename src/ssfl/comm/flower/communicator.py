@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx
 from flwr.app import DEFAULT_TTL, Error, Message, RecordDict
@@ -311,9 +311,16 @@ class FlowerCommunicator:
             elif missing.keys() >= set(reply.clients):
                 for client in reply.clients:
                     del missing[client]
-                yield reply
+                yield self._named(node, reply)
         what = "it did not answer for this client"
         yield from self._all_failed(node, list(missing), task, Reason.LOST, what)
+
+    def _named(self, node: int, reply: Reply) -> Reply:
+        """A failure with its site's name: that is where its log is."""
+        if reply.failure is None:
+            return reply
+        detail = f"site {self._name(node)}: {reply.failure.detail}"
+        return replace(reply, failure=replace(reply.failure, detail=detail))
 
     def _all_failed(
         self, node: int, clients: Sequence[int], task: Task, reason: Reason, detail: str

@@ -22,12 +22,14 @@ import torch
 from pydantic import Field, field_validator
 
 from ssfl.assemble import build_host, load_federated
+from ssfl.comm.flower.discretion import told_outside
 from ssfl.comm.flower.keys import check_authority, make_site_key
 from ssfl.comm.flower.processes import Child, free_port, new_secret, wait_for_port
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.sums import Sums
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import Config, load_config, to_toml, validated
+from ssfl.comm.wire import WireError
 from ssfl.data.here import HereOptions
 from ssfl.data.sources.sites import SitesOptions
 from ssfl.errors import ConfigError, FederationError
@@ -116,7 +118,10 @@ def build_hosts(config: Config, workers: int = 1) -> list[Host]:
     for note in data.dataset.notes:
         log.warning("%s", note)
     engine, nowhere = Engine(config.device), StateStore(Path("nowhere"), 0)
-    return [build_host(config, data, nowhere, engine) for _ in range(workers)]
+    hosts = [build_host(config, data, nowhere, engine) for _ in range(workers)]
+    for host in hosts:
+        host.words = told_outside
+    return hosts
 
 
 def _reached(hosts: Sequence[Host], config: Config) -> Communicator:
@@ -151,7 +156,7 @@ class SiteKeeper:
     def prepare(self, task: Task) -> None:
         """Forget a future that the server has gone back on."""
         if self._run is None:
-            raise FederationError("a task came before the roll call")
+            raise WireError("a task came before the roll call: it was refused")
         if self._fresh:
             self._hosts[0].store.rewind(task.round)
             self._fresh = False

@@ -13,12 +13,12 @@ from flwr.common.constant import ErrorCode
 
 from ssfl.comm.flower.records import (
     Roll,
+from ssfl.comm.flower.discretion import told_outside
     read_order,
     read_roll_call,
     write_replies,
     write_roll,
 )
-from ssfl.comm.wire import printable
 from ssfl.errors import SSFLError
 from ssfl.federation.communicator import Communicator
 from ssfl.federation.messages import Reason, Reply, Task, failed
@@ -52,13 +52,10 @@ class SiteAnswers:
             if message.metadata.message_type == "query":
                 return Message(write_roll(self._roll(message)), reply_to=message)
             return Message(write_replies(self._work(message)), reply_to=message)
-        except SSFLError as error:
-            log.warning("refused a message: %s", error)
-            return Message(Error(ErrorCode.UNKNOWN, printable(str(error))), reply_to=message)
         except Exception as error:
-            log.exception("could not answer a message")
-            what = printable(f"{type(error).__name__}: {error}")
-            return Message(Error(ErrorCode.UNKNOWN, what), reply_to=message)
+            if not isinstance(error, SSFLError):
+                log.exception("could not answer a message")
+            return Message(Error(ErrorCode.UNKNOWN, told_outside(error)), reply_to=message)
 
     def _roll(self, message: Message) -> Roll:
         run, recipe = read_roll_call(message.content)
