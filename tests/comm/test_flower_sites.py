@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from ssfl.comm.flower.communicator import FlowerCommunicator  # noqa: E402
 from ssfl.comm.flower.link import Gate  # noqa: E402
 from ssfl.comm.flower.records import write_replies, write_roll_call  # noqa: E402
 from ssfl.comm.flower.site import SiteAnswers, compare  # noqa: E402
+from ssfl.comm.local import LocalCommunicator  # noqa: E402
 from ssfl.comm.wire import WireError  # noqa: E402
 from ssfl.errors import CheckpointError, FederationError  # noqa: E402
 from ssfl.federation.messages import Failure, Joint, Reason, Reply, Task, TaskKind  # noqa: E402
@@ -471,6 +473,45 @@ def test_a_late_reply_comes_with_the_next_exchange():
     local.late = [Reply(1, TaskKind.TRAIN, 3, "x", torch.ones(50), samples=10)]
     replies = list(communicator.exchange(a_task(round=4), [0, 1]))
     assert [(r.client, r.round) for r in replies] == [(1, 3), (0, 4), (1, 4)]
+
+
+class Slow:
+    """A host whose client waits for a word."""
+
+    data = SimpleNamespace(clients=lambda: [0], size=lambda client: 1)
+
+    def __init__(self):
+        self.go, self.asked = threading.Event(), []
+
+    def clients(self):
+        return [0]
+
+    def handle(self, client, task):
+        self.asked.append(task.round)
+        self.go.wait(10)
+        return Reply(client, task.kind, task.round, task.layout, task.theta, samples=1)
+
+
+def test_a_late_client_that_is_asked_again_goes_on_and_does_not_begin_anew():
+    host, task = Slow(), a_task()
+    communicator = connected(PretendGrid(n1=site(local=LocalCommunicator([host]))), 1)
+    (late,) = communicator.exchange(task, [0], 0.1)
+    assert late.failure.reason is Reason.DEADLINE
+    host.go.set()
+    (reply,) = communicator.exchange(task, [0], 10)
+    assert torch.equal(reply.delta, task.theta)
+    assert host.asked == [4]
+
+
+def test_a_server_that_went_back_is_not_told_of_the_future_it_had_seen():
+    host, before, after = Slow(), a_task(), a_task()
+    grid = PretendGrid(n1=site(local=LocalCommunicator([host])))
+    (late,) = connected(grid, 1).exchange(before, [0], 0.1)
+    assert late.failure.reason is Reason.DEADLINE
+    communicator = connected(grid, 1)
+    host.go.set()
+    (reply,) = communicator.exchange(after, [0], 10)
+    assert torch.equal(reply.delta, after.theta)
 
 
 def test_a_site_refuses_clients_that_it_does_not_have():
