@@ -28,9 +28,9 @@ from ssfl.comm.flower.processes import Child, free_port, new_secret, wait_for_po
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.sums import Sums
 from ssfl.comm.local import LocalCommunicator
-from ssfl.config import Config, load_config, to_toml, validated
 from ssfl.comm.wire import WireError
 from ssfl.data.here import HereOptions
+from ssfl.config import Config, load_config, to_toml, validated
 from ssfl.data.sources.sites import SitesOptions
 from ssfl.errors import ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, save_checkpoint
@@ -158,7 +158,15 @@ class SiteKeeper:
         if self._run is None:
             raise WireError("a task came before the roll call: it was refused")
         if self._fresh:
-            self._hosts[0].store.rewind(task.round)
+            store = self._hosts[0].store
+            if task.round and (anew := store.lost(self._hosts[0].clients(), task.round)):
+                log.warning(
+                    "the coordinator went back to round %d, and clients %s have kept later states "
+                    "alone: they start anew",
+                    task.round,
+                    _listed(anew),
+                )
+            store.rewind(task.round)
             self._fresh = False
 
     def keep(self, task: Task) -> None:
