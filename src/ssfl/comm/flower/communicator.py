@@ -356,6 +356,8 @@ def _why(error: Error) -> tuple[Reason, str]:
     """Flower's error codes in our words, or as much of the site's as we read."""
     if error.code == ErrorCode.NODE_UNAVAILABLE:
         return Reason.LOST, "it is gone"
+    if error.code == ErrorCode.CLIENT_APP_CRASHED:  # said by its SuperNode, which lives on
+        return Reason.LOST, "its process does not respond"
     if error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
         return Reason.DEADLINE, "the message or its reply outlived its time"
     return Reason.ERROR, printable(error.reason or "it gave no reason")
