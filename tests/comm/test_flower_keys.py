@@ -198,10 +198,21 @@ def test_a_key_that_is_put_there_later_is_let_in_and_a_bad_one_is_said_once(tmp_
     assert link.known == ["north", "south"]
     door()
     assert caplog.text.count("is no public key") == 1
-    shutil.copy(tmp_path / "north" / "site.pub", sites / "bad.pub")  # mended
+    shutil.copy(make_site_key(tmp_path / "mended"), sites / "bad.pub")
     os.utime(sites / "bad.pub", ns=(1, 1))
     door()
     assert link.known == ["north", "south", "bad"]
+
+
+def test_one_key_under_two_names_is_said_to_be_a_mistake(tmp_path, caplog):
+    link, sites = PretendLink(), tmp_path / "sites"
+    sites.mkdir()
+    public = make_site_key(tmp_path / "north")
+    for name in ("north", "south"):
+        shutil.copy(public, sites / f"{name}.pub")
+    Door(link, sites)()
+    assert link.known == ["north"]
+    assert "south.pub is the same as north.pub" in caplog.text
 
 
 def test_what_is_no_key_is_said_in_a_sentence_before_it_is_sent(tmp_path):
