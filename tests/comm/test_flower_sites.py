@@ -140,6 +140,19 @@ def test_a_superlink_that_cannot_be_asked_any_more_is_said_in_a_sentence(call):
         list(communicator.exchange(a_task(), communicator.clients()))
 
 
+def test_a_coordinator_that_stood_still_is_told_why_its_run_was_given_up():
+    grid = PretendGrid(n1=site(0))
+    communicator = connected(grid, 1)
+
+    def refused(*_):
+        answer = httpx.Response(401, request=httpx.Request("POST", "https://127.0.0.1"))
+        answer.raise_for_status()
+
+    grid.get_nodes = refused
+    with pytest.raises(FederationError, match="was this machine asleep"):
+        communicator.clients()
+
+
 def test_a_site_that_restarts_in_mid_round_is_lost_at_once_and_asked_again_later():
     grid = PretendGrid()
     answers = site(0)

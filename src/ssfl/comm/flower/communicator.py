@@ -335,6 +335,11 @@ def _reached() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401:
+            raise FederationError(
+                "the SuperLink has given this run up, as it does where a coordinator stands still "
+                "for a minute (was this machine asleep?): go on with it by `ssfl serve`"
+            ) from error
         raise FederationError(f"the SuperLink cannot be asked any more: {error}") from error
 
 
