@@ -122,10 +122,11 @@ class Ranks:
             _local_rank()
         answers = {at: _receive(at, ANSWER) for at in self.numbers}
         for at, answer in answers.items():
-            if answer["version"] != __version__:  # the run would be partly another's, or end oddly
+            version = answer.get("version", "of an earlier version")
+            if version != __version__:  # it would train otherwise, or end oddly
                 raise FederationError(
-                    f"rank {at} on {answer['machine']} has ssfl {answer['version']}, and rank 0 "
-                    f"has {__version__}: install the same version on all machines"
+                    f"rank {at} on {answer['machine']} has ssfl {version}, and rank 0 has "
+                    f"{__version__}: install the same version on all machines"
                 )
             if "error" in answer:
                 raise FederationError(f"rank {at} on {answer['machine']}: {answer['error']}")
