@@ -1,7 +1,7 @@
 """`python -m ssfl.comm.flower.node`: Flower's SuperNode, for a site that runs its own ssfl.
 
-It ends when the process that started it ends or does not respond, looks for messages every half
-second instead of every three, and drops a message whose coordinator went while it was on the way.
+It ends when the process that started it ends or does not respond, and when it loses a message,
+which nobody else would notice; and it looks for messages every half second instead of every three.
 """
 
 import os
@@ -27,6 +27,7 @@ def main() -> None:
         sleep=lambda seconds: time.sleep(min(seconds, POLL))
     )
     start_client_internal.pull_objects = whole_or_dropped(start_client_internal.pull_objects)
+    start_client_internal.log = lost_or_logged(start_client_internal.log)
     start_client_internal._push_messages = taken_or_ended(start_client_internal._push_messages)
     flower_supernode()
 
@@ -59,12 +60,29 @@ def taken_or_ended(push: Callable[..., None]) -> Callable[..., None]:
         end = time.monotonic() + patience
         while state.get_tasks(statuses=[Status.PENDING]):
             if time.monotonic() > end:
-                print(f"ERROR\n{FROZEN}", flush=True)  # as Flower says why it ends
-                os.kill(os.getpid(), signal.SIGTERM)  # by its own way out, which tells the server
+                _end(FROZEN)
             time.sleep(POLL)
         push(state=state, **rest)
 
     return push_messages
+
+
+def lost_or_logged(log: Callable[..., None]) -> Callable[..., None]:
+    """End where Flower notes that it has lost a message, or an answer, and goes on: the coordinator
+    asks those again who connect anew, and would wait for that answer for hours."""
+
+    def log_or_end(level: int, text: object, *details: object) -> None:
+        log(level, text, *details)
+        if str(text).startswith(("Failed to receive message", "Failed to send message")):
+            _end("a message was lost on its way")
+
+    return log_or_end
+
+
+def _end(words: str) -> None:
+    """End by Flower's own way out, which tells the coordinator."""
+    print(f"ERROR\n{words}", flush=True)  # as Flower, too, says why it ends
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
