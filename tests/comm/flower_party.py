@@ -2,8 +2,10 @@
 
 With NAP=ROUND:SECONDS in the environment a site sleeps before it trains in that round, the first
 time. With RECORD=FOLDER, it and the programs it starts write every byte of every request they send
-to files in FOLDER. With SPOIL=ROUND, some of its clients send what cannot be right (`SPOILT`). With
-GARBLE=ROUND, its message of that round is one that Flower cannot read.
+to files in FOLDER. With AHEAD=SECONDS, the clock of all of them is wrong by so much; with
+BEAT=SECONDS, that is how often their hearts beat. With SPOIL=ROUND, some of its clients send what
+cannot be right (`SPOILT`). With GARBLE=ROUND, its message of that round is one that Flower cannot
+read.
 """
 
 import logging
@@ -11,7 +13,23 @@ import os
 import sys
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+
+
+def everywhere(environment) -> None:
+    """What befalls a party's own process and the programs it starts alike."""
+    if "RECORD" in environment:
+        record(Path(environment["RECORD"]))
+    if "AHEAD" in environment:
+        from flwr.supercore import date
+
+        now, ahead = date.now, timedelta(seconds=float(environment["AHEAD"]))
+        date.now = lambda: now() + ahead
+    if "BEAT" in environment:
+        from flwr.common import constant
+
+        constant.HEARTBEAT_DEFAULT_INTERVAL = int(environment["BEAT"])
 
 
 def record(folder: Path) -> None:

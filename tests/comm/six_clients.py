@@ -4,7 +4,7 @@ Also a script, for transports whose workers are processes that run it too:
 `six_clients.py TRANSPORT FOLDER [section.key=value ...]`, or `six_clients.py TRANSPORT FOLDER
 --resume`. The environment brings misfortunes: `SLOW=client:seconds` delays a client's training,
 `BROKEN=client` makes it raise, `KILLED=client:round` has its process killed by SIGKILL then
-(and `STAMP=file` tells when).
+(and `STAMP=file` tells when). `VERSION=rank:number` gives an MPI rank that version of ssfl.
 `RECORD=folder` writes there what every MPI rank sends, and lets nothing be pickled or unpickled;
 or what every Ray worker hands to Ray.
 """
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import ssfl.comm.mpi
 import ssfl.comm.ray
 import ssfl.experiment
 from ssfl.comm import join
@@ -192,8 +193,6 @@ def use_our_ray_workers() -> None:
 def record_mpi(folder: Path) -> None:
     import pickle
 
-    import ssfl.comm.mpi
-
     recorded = RecordedWorld(ssfl.comm.mpi._world(), folder)
     ssfl.comm.mpi._world = lambda: recorded
 
@@ -214,6 +213,10 @@ def main(transport: str, folder: str, *settings: str) -> None:
         use_our_ray_workers()
     elif folder_of_record := os.environ.get("RECORD"):
         record_mpi(Path(folder_of_record))
+    elif "VERSION" in os.environ:
+        rank, _, version = os.environ["VERSION"].partition(":")
+        if ssfl.comm.mpi.rank() == int(rank):
+            ssfl.comm.mpi.__version__ = version
     if join(transport) is not None:  # as `ssfl train` has it
         return
     if settings == ("--resume",):

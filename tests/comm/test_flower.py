@@ -53,6 +53,7 @@ class Federation:
 
     home: Path
     config: object
+    sites: dict = field(default_factory=lambda: SITES)
     port: int = field(default_factory=free_port)
     started: list = field(default_factory=list)
 
@@ -63,11 +64,11 @@ class Federation:
         (self.home / "hooks").mkdir()
         (self.home / "hooks" / "sitecustomize.py").write_text(
             "import os, pathlib\n"
-            "if 'RECORD' in os.environ:\n"
+            "if {'RECORD', 'AHEAD', 'BEAT'} & {*os.environ}:\n"
             "    import flower_party\n"
-            "    flower_party.record(pathlib.Path(os.environ['RECORD']))\n"
+            "    flower_party.everywhere(os.environ)\n"
         )
-        for name, clients in SITES.items():
+        for name, clients in self.sites.items():
             options = SiteOptions(server=f"127.0.0.1:{self.port}", clients=clients)
             ca = self.home / "keys" / "ca.pem"
             public = init_site(self.home / name, options, self.config, ca)
@@ -90,11 +91,11 @@ class Federation:
         self.started.append(process)
         return process
 
-    def serve(self):
+    def serve(self, *arguments):
         return self.party(
             *("serve", self.home / "recipe.toml", "--keys", self.home / "keys"),
             *("--host", "127.0.0.1", "--port", self.port, "--out", self.home / "run"),
-            *("--patience", "300"),
+            *("--patience", "300", *arguments),
             log="serve",
         )
 

@@ -31,6 +31,7 @@ from ssfl.comm.flower.host import (
     unreachable,
     why_it_ended,
 )
+from ssfl.comm.flower.node import FROZEN
 from ssfl.comm.flower.processes import Child
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.records import read_replies, write_replies
@@ -587,9 +588,11 @@ def test_a_command_to_type_is_quoted_where_a_path_has_spaces(federation, tmp_pat
     [
         ("certificate verify failed: unable to get local issuer", "is not of the authority in"),
         ("certificate verify failed: certificate has expired", "has expired: ask the coordinator"),
+        ("certificate verify failed: certificate is not yet valid", "this machine's clock"),
         ("certificate verify failed: IP address mismatch", "`ssfl certs --host`"),
         ("[code: 2004] Failed to activate SuperNode.", "site.pub in its keys/sites"),
         ("HTTPStatusError: Client error '401 Unauthorized'\nINFO: bye", "has started anew"),
+        (f"{FROZEN}\nINFO: bye", "stood still"),
         ("the cable is cut", "the cable is cut"),
     ],
 )

@@ -198,10 +198,21 @@ def test_a_key_that_is_put_there_later_is_let_in_and_a_bad_one_is_said_once(tmp_
     assert link.known == ["north", "south"]
     door()
     assert caplog.text.count("is no public key") == 1
-    shutil.copy(tmp_path / "north" / "site.pub", sites / "bad.pub")  # mended
+    shutil.copy(make_site_key(tmp_path / "mended"), sites / "bad.pub")
     os.utime(sites / "bad.pub", ns=(1, 1))
     door()
     assert link.known == ["north", "south", "bad"]
+
+
+def test_one_key_under_two_names_is_said_to_be_a_mistake(tmp_path, caplog):
+    link, sites = PretendLink(), tmp_path / "sites"
+    sites.mkdir()
+    public = make_site_key(tmp_path / "north")
+    for name in ("north", "south"):
+        shutil.copy(public, sites / f"{name}.pub")
+    Door(link, sites)()
+    assert link.known == ["north"]
+    assert "south.pub is the same as north.pub" in caplog.text
 
 
 def test_what_is_no_key_is_said_in_a_sentence_before_it_is_sent(tmp_path):
@@ -284,7 +295,9 @@ def test_folders_that_do_not_fit_the_clients_are_said_in_a_sentence(keys, tmp_pa
         build_hosts(load_site(tmp_path / "site", tmp_path / "nowhere")[1])
 
 
-def test_no_run_finds_anothers_states_and_a_server_that_went_back_finds_the_past(keys, tmp_path):
+def test_no_run_finds_anothers_states_and_a_server_that_went_back_finds_the_past(
+    keys, tmp_path, caplog
+):
     _, config = load_site(a_site(keys, tmp_path / "site"))
     hosts = build_hosts(config)
     keeper = SiteKeeper(tmp_path / "site", config, hosts)
@@ -309,6 +322,29 @@ def test_no_run_finds_anothers_states_and_a_server_that_went_back_finds_the_past
     keeper.prepare(task(2))
     assert value(2) == 1.0
     assert value(4) == 1.0  # what had come after is forgotten
+    assert "start anew" not in caplog.text
+    keeper.begin("a" * 16)  # the checkpoint of round 2 was lost, and an older one is gone on with
+    keeper.prepare(task(1))
+    assert value(4) is None
+    assert "went back to round 1, and clients 1 have kept later states alone" in caplog.text
+
+
+def test_a_client_that_has_done_a_round_and_is_asked_again_answers_the_same(keys, tmp_path):
+    _, config = load_site(a_site(keys, tmp_path / "site"))
+    hosts = build_hosts(config)
+    keeper, layout = SiteKeeper(tmp_path / "site", config, hosts), hosts[0].trainer.layout
+    theta = hosts[0].trainer.models.global_.flat.shared.clone()
+    keeper.begin("a" * 16)
+    for round_ in range(3):
+        task = Task(TaskKind.TRAIN, round_, theta, layout.digest, rate=0.1, durable=round_)
+        answers = []
+        for _ in range(2):  # the first answer is lost on its way
+            keeper.prepare(task)
+            answers.append(hosts[0].handle(1, task).delta)
+            keeper.keep(task)
+            answers.append(hosts[0].store.get(1, before=round_ + 1).personal)
+        assert torch.equal(answers[0], answers[2])
+        assert torch.equal(answers[1], answers[3])
 
 
 def test_a_client_that_is_late_leaves_nothing_in_the_run_that_has_begun_meanwhile(keys, tmp_path):

@@ -1,6 +1,7 @@
 """What a site does about a message that cannot be answered: it must not be deaf from then on."""
 
 from contextlib import nullcontext
+from signal import SIGTERM
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -9,12 +10,13 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import Message, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as supernode
 
 from ssfl.comm.flower import runtime
-from ssfl.comm.flower.node import whole_or_dropped
+from ssfl.comm.flower.node import lost_or_logged, taken_or_ended, whole_or_dropped
 from ssfl.errors import FederationError
 
 
@@ -44,6 +46,33 @@ def test_a_message_whose_coordinator_goes_while_it_is_on_the_way_is_dropped(monk
     state.delete_messages.assert_called_once_with(message_ids=["the message"])
     store.delete.assert_called_once_with("the message")
     state.finish_task.assert_called_once()
+
+
+def test_an_answer_that_the_superlink_does_not_take_ends_the_supernode(monkeypatch):
+    signs = []
+    monkeypatch.setattr("ssfl.comm.flower.node.os.kill", lambda pid, sign: signs.append(sign))
+    monkeypatch.setattr(supernode, "log", lost_or_logged(supernode.log))
+    state = Mock(get_messages_legacy=Mock(return_value=[Mock()]))
+    store = Mock(get_object_tree=Mock(return_value=ObjectTree(object_id="the answer")))
+    for fault, ended in ((None, []), (RunNotRunningException(), []), (OSError("500"), [SIGTERM])):
+        send = Mock(side_effect=fault, return_value=(set(), ""))
+        supernode._push_messages(state=state, object_store=store, send=send, push_object=Mock())
+        send.assert_called_once()
+        assert signs == ended
+
+
+def test_a_message_that_nobody_takes_ends_the_supernode(monkeypatch):
+    def end(pid, sign):
+        raise SystemExit(sign)
+
+    monkeypatch.setattr("ssfl.comm.flower.node.os.kill", end)
+    monkeypatch.setattr("flwr.common.constant.HEARTBEAT_DEFAULT_INTERVAL", 0)
+    push = Mock()
+    taken_or_ended(push)(state=Mock(get_tasks=Mock(return_value=[])), send=1)
+    push.assert_called_once()
+    with pytest.raises(SystemExit):
+        taken_or_ended(push)(state=Mock(get_tasks=Mock(return_value=["a task"])), send=1)
+    push.assert_called_once()
 
 
 def test_a_message_that_cannot_be_read_ends_the_connection_so_that_a_new_one_is_made(monkeypatch):

@@ -1,10 +1,12 @@
 """Server and sites over a grid that only pretends: what each makes of the other's messages."""
 
 import asyncio
+import errno
 import json
 import os
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,15 +15,16 @@ flwr = pytest.importorskip("flwr")
 
 import httpx  # noqa: E402
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # noqa: E402
-from flwr.common.serde import message_to_proto  # noqa: E402
 from pretend_grid import PretendGrid  # noqa: E402
 
 from ssfl.comm.flower import communicator as communicator_module  # noqa: E402
 from ssfl.comm.flower.communicator import FlowerCommunicator  # noqa: E402
 from ssfl.comm.flower.link import Gate  # noqa: E402
-from ssfl.comm.flower.records import write_orders, write_replies, write_roll_call  # noqa: E402
+from ssfl.comm.flower.records import write_replies, write_roll_call  # noqa: E402
 from ssfl.comm.flower.site import SiteAnswers, compare  # noqa: E402
-from ssfl.errors import FederationError  # noqa: E402
+from ssfl.comm.local import LocalCommunicator  # noqa: E402
+from ssfl.comm.wire import WireError  # noqa: E402
+from ssfl.errors import CheckpointError, FederationError  # noqa: E402
 from ssfl.federation.messages import Failure, Joint, Reason, Reply, Task, TaskKind  # noqa: E402
 
 RUN = "0123456789abcdef"
@@ -135,6 +138,19 @@ def test_a_superlink_that_cannot_be_asked_any_more_is_said_in_a_sentence(call):
     setattr(grid, call, gone)
     with pytest.raises(FederationError, match=r"the SuperLink cannot be asked.*refused"):
         list(communicator.exchange(a_task(), communicator.clients()))
+
+
+def test_a_coordinator_that_stood_still_is_told_why_its_run_was_given_up():
+    grid = PretendGrid(n1=site(0))
+    communicator = connected(grid, 1)
+
+    def refused(*_):
+        answer = httpx.Response(401, request=httpx.Request("POST", "https://127.0.0.1"))
+        answer.raise_for_status()
+
+    grid.get_nodes = refused
+    with pytest.raises(FederationError, match="was this machine asleep"):
+        communicator.clients()
 
 
 def test_a_site_that_restarts_in_mid_round_is_lost_at_once_and_asked_again_later():
@@ -315,7 +331,7 @@ def test_a_sum_speaks_only_for_its_sites_own_clients_that_were_asked(clients):
 def test_a_task_before_the_roll_call_is_refused_and_the_site_stays_up():
     class Forgetful(Memory):
         def prepare(self, task):
-            raise FederationError("a task came before the roll call")
+            raise WireError("a task came before the roll call")
 
     grid = PretendGrid(n1=site(0))
     communicator = connected(grid, 1)
@@ -335,25 +351,40 @@ def test_an_unforeseen_error_is_answered_and_the_site_stays_up(caplog):
     answers = site(local=Clumsy(0))
     communicator = connected(PretendGrid(n1=answers, n2=site(1)), 2)
     replies = {r.client: r for r in communicator.exchange(a_task(), [0, 1])}
-    assert replies[0].failure == Failure(Reason.ERROR, "site 1: KeyError: 4")
+    assert replies[0].failure == Failure(Reason.ERROR, "site 1: KeyError: its log says more")
     assert replies[1].failure is None
     assert "KeyError" in caplog.text  # with its traceback, at the site
 
 
-@pytest.mark.parametrize("kind", [FederationError, OSError])
-def test_an_error_that_names_a_file_whose_name_is_no_text_is_answered(kind, monkeypatch):
-    # stderr can show such a name; what carries the log of a test that runs beside others cannot.
-    monkeypatch.setattr("ssfl.comm.flower.site.log.disabled", True)
+def full_disk(path):
+    try:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    except OSError as error:
+        raise CheckpointError(f"could not write {path}: {error.strerror}") from error
+
+
+def bad_image(path):
+    raise ValueError(f"{path} is no image")
+
+
+@pytest.mark.parametrize(
+    ("fail", "told"),
+    [
+        (full_disk, "CheckpointError (No space left on device): its log says more"),
+        (bad_image, "ValueError: its log says more"),
+    ],
+)
+def test_an_error_leaves_a_site_without_its_words_which_may_name_images(fail, told, caplog):
+    path = "/data/mary-smith.png"
 
     class Unlucky(Echo):
         def exchange(self, task, clients, deadline=None):
-            raise kind("no " + os.fsdecode(b"/data/caf\xe9"))
+            fail(path)
 
-    (order,) = write_orders(a_task(), [[0]], None)
     grid = PretendGrid(n1=site(local=Unlucky(0)))
-    (key,) = grid.push_messages([Message(order, 1, "train")])
-    (answer,) = grid.pull_messages([key])
-    assert message_to_proto(answer).error.reason.endswith("no /data/caf?")
+    (reply,) = connected(grid, 1).exchange(a_task(), [0])
+    assert reply.failure == Failure(Reason.ERROR, f"site 1: {told}")
+    assert path in caplog.text  # at the site
 
 
 def test_a_message_that_is_no_order_is_answered_and_the_site_stays_up():
@@ -457,13 +488,52 @@ def test_a_late_reply_comes_with_the_next_exchange():
     assert [(r.client, r.round) for r in replies] == [(1, 3), (0, 4), (1, 4)]
 
 
+class Slow:
+    """A host whose client waits for a word."""
+
+    data = SimpleNamespace(clients=lambda: [0], size=lambda client: 1)
+
+    def __init__(self):
+        self.go, self.asked = threading.Event(), []
+
+    def clients(self):
+        return [0]
+
+    def handle(self, client, task):
+        self.asked.append(task.round)
+        self.go.wait(10)
+        return Reply(client, task.kind, task.round, task.layout, task.theta, samples=1)
+
+
+def test_a_late_client_that_is_asked_again_goes_on_and_does_not_begin_anew():
+    host, task = Slow(), a_task()
+    communicator = connected(PretendGrid(n1=site(local=LocalCommunicator([host]))), 1)
+    (late,) = communicator.exchange(task, [0], 0.1)
+    assert late.failure.reason is Reason.DEADLINE
+    host.go.set()
+    (reply,) = communicator.exchange(task, [0], 10)
+    assert torch.equal(reply.delta, task.theta)
+    assert host.asked == [4]
+
+
+def test_a_server_that_went_back_is_not_told_of_the_future_it_had_seen():
+    host, before, after = Slow(), a_task(), a_task()
+    grid = PretendGrid(n1=site(local=LocalCommunicator([host])))
+    (late,) = connected(grid, 1).exchange(before, [0], 0.1)
+    assert late.failure.reason is Reason.DEADLINE
+    communicator = connected(grid, 1)
+    host.go.set()
+    (reply,) = communicator.exchange(after, [0], 10)
+    assert torch.equal(reply.delta, after.theta)
+
+
 def test_a_site_refuses_clients_that_it_does_not_have():
     grid = PretendGrid(n1=site(0, 1))
     communicator = connected(grid, 2)
     grid.nodes[1] = site(0)  # it forgot one, and has not been asked again
     replies = {r.client: r for r in communicator.exchange(a_task(), [0, 1])}
     assert replies[0].failure is None
-    assert replies[1].failure.reason is Reason.REFUSED
+    assert replies[1].failure == Failure(Reason.REFUSED, "site 1: this site has no such client")
 
 
 def test_a_site_remembers_before_it_answers():

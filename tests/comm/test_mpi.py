@@ -21,6 +21,7 @@ from six_clients import (
     rows,
 )
 
+from ssfl import __version__
 from ssfl.assemble import load_federated
 from ssfl.comm import mpi as transport
 from ssfl.comm import way_on
@@ -34,6 +35,7 @@ pytest.importorskip("mpi4py", exc_type=ImportError)
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 SCRIPT = Path(__file__).with_name("six_clients.py")
+SAME = "install the same version on all machines"
 DIED = "ssfl: a rank of the MPI job died"
 
 pytestmark = [
@@ -193,6 +195,15 @@ def test_ctrl_c_while_ranks_open_sends_them_home_and_is_nobodys_death(
         Ranks(tmp_path)
     assert sent == [("open", 1), ("open", 2), ("stop", 1), ("stop", 2)]
     assert DIED not in capfd.readouterr().err
+
+
+def test_ranks_of_another_version_are_sent_home_in_a_sentence(tmp_path: Path) -> None:
+    done = mpi(3, tmp_path / "run", VERSION="2:9.9")
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if "9.9" in line]
+    assert "FederationError: rank 2 on " in line
+    assert line.endswith(f" has ssfl 9.9, and rank 0 has {__version__}: " + SAME)
+    assert DIED not in done.stderr
 
 
 def test_the_way_on_is_a_command_that_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:

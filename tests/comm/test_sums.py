@@ -12,6 +12,7 @@ from scalar_model import LAYOUT
 
 pytest.importorskip("flwr")
 
+from ssfl import __version__
 from ssfl.algorithms.options import LocalOptions
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.site import compare
@@ -262,3 +263,10 @@ def test_server_and_sites_must_agree_on_how_updates_are_summed():
     assert "server.updates is 'summed' here" in compare(shared(updates="summed"), shared())
     summed = shared(updates="summed", optimizer="fednova")
     assert "server.optimizer is 'fedavg' here" in compare(shared(updates="summed"), summed)
+
+
+def test_server_and_sites_must_have_one_version_of_ssfl(monkeypatch):
+    ours = shared_recipe(parse({}))
+    monkeypatch.setattr("ssfl.comm.flower.recipe.__version__", "9.9")
+    told = compare(ours, shared_recipe(parse({})))
+    assert told == f"version of ssfl is '{__version__}' here and '9.9' at the server"

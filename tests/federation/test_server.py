@@ -292,6 +292,29 @@ def test_only_who_was_given_up_may_be_late_and_only_once() -> None:
         assert torch.equal(servers[1].state()[name], tensor), name
 
 
+def test_work_that_was_missed_in_many_rounds_is_not_saved_up() -> None:
+    party = Party({1: too_slow})
+    server = serve(party, late="discount")
+    for _ in range(3):
+        server.play_round()
+    missed = [honest(1, task) for task in party.tasks]
+    party.late = list(missed)
+    assert server.play_round().late == [(1, 0)]
+    assert server.state()["overdue"].tolist() == [[1, 3]]  # it is at work for this one
+    party.late = list(missed)
+    assert server.play_round().late == []
+
+
+def test_who_comes_back_is_asked_and_owes_nothing_more() -> None:
+    party = Party({1: too_slow})
+    server = serve(party, late="discount")
+    for _ in range(3):
+        server.play_round()
+    party.answers = {}
+    assert server.play_round().accepted == 4
+    assert "overdue" not in server.state()
+
+
 def test_the_order_in_which_late_replies_come_changes_no_bit() -> None:
     outcomes = []
     for order in itertools.permutations((0, 1, 2)):
@@ -330,11 +353,11 @@ def test_a_resumed_server_knows_who_may_still_be_late() -> None:
     second = Party()
     resumed = serve(second, late="discount")
     resumed.load(saved, rounds_done=1)
-    first.answers = {}
+    first.answers = second.answers = {2: too_slow}
     first.late = second.late = [honest(client, first.tasks[0]) for client in (1, 3)]
     assert through.play_round().late == resumed.play_round().late == [(1, 0)]
     assert torch.equal(through.theta, resumed.theta)
-    assert resumed.state()["overdue"].tolist() == [[2, 0]]
+    assert resumed.state()["overdue"].tolist() == [[2, 0], [2, 1]]
 
 
 def test_over_sampled_clients_stand_in_for_those_that_fail() -> None:

@@ -81,6 +81,8 @@ class LocalCommunicator:
                 job = self._jobs.pop(future)
                 if job.task is task:
                     awaited.pop(job.client, None)
+                elif job.task.round >= task.round:
+                    continue  # of a future that a site's server has gone back on
                 yield future.result()
         for future in [future for future, job in self._jobs.items() if job.task is task]:
             if future.cancel():  # what has begun cannot be stopped: its reply comes late

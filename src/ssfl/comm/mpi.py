@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ssfl import __version__
 from ssfl.comm import way_on, wire
 from ssfl.comm.pull import PullCommunicator
 from ssfl.comm.worker import open_host, work
@@ -121,6 +122,12 @@ class Ranks:
             _local_rank()
         answers = {at: _receive(at, ANSWER) for at in self.numbers}
         for at, answer in answers.items():
+            version = answer.get("version", "of an earlier version")
+            if version != __version__:  # it would train otherwise, or end oddly
+                raise FederationError(
+                    f"rank {at} on {answer['machine']} has ssfl {version}, and rank 0 has "
+                    f"{__version__}: install the same version on all machines"
+                )
             if "error" in answer:
                 raise FederationError(f"rank {at} on {answer['machine']}: {answer['error']}")
 
@@ -216,7 +223,8 @@ class Rank:
 
     def _open(self, folder: Path) -> None:
         self._folder = folder
-        answer, gpu = {"machine": os.uname().nodename}, _local_rank()
+        answer = {"machine": os.uname().nodename, "version": __version__}
+        gpu = _local_rank()
         try:
             self._host = open_host(folder, gpu)
             self._host.trainer.stop = _Told()

@@ -6,7 +6,7 @@ data it is allowed to see, and a store for its clients' states.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,6 +22,11 @@ from ssfl.federation.wellbeing import on_record, wellbeing
 log = logging.getLogger(__name__)
 
 
+def in_full(error: Exception) -> str:
+    """An error in its own words."""
+    return str(error) if isinstance(error, SSFLError) else f"{type(error).__name__}: {error}"
+
+
 class Host:
     """A trainer, the images of one or many clients, and their states."""
 
@@ -33,6 +38,8 @@ class Host:
         evaluation: EvaluationOptions,
     ) -> None:
         self.trainer, self.data, self.store, self.evaluation = trainer, data, store, evaluation
+        self.words: Callable[[Exception], str] = in_full
+        """What the server is told of an error here: not all of it, where the images are others'."""
 
     def clients(self) -> Sequence[int]:
         return self.data.clients()
@@ -56,14 +63,13 @@ class Client:
             )
         try:
             return self._train(task) if task.kind is TaskKind.TRAIN else self._evaluate(task)
-        except SSFLError as error:
-            return failed(self.id, task, Reason.ERROR, str(error))
         except torch.OutOfMemoryError:
             words = "the GPU's memory is too small: lower device.workers, or set local.micro_batch"
             return failed(self.id, task, Reason.ERROR, words)
         except Exception as error:
-            log.exception("%s: client %d failed", task.when, self.id)
-            return failed(self.id, task, Reason.ERROR, f"{type(error).__name__}: {error}")
+            if not isinstance(error, SSFLError):
+                log.exception("%s: client %d failed", task.when, self.id)
+            return failed(self.id, task, Reason.ERROR, self._host.words(error))
 
     def _train(self, task: Task) -> Reply:
         host = self._host

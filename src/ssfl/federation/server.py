@@ -137,7 +137,9 @@ class Server:
             if self._control is not None:
                 self._control = move_control(self._control, mean, report.all_images)
                 self._folded |= dict.fromkeys(report.clients, report.round)
-        self._overdue.difference_update(report.late)
+        # Who was heard of owes no earlier round: a client does one task at a time.
+        heard = {*report.clients, *(client for client, _ in report.late)}
+        self._overdue = {work for work in self._overdue if work[0] not in heard}
         self._overdue.update((client, report.round) for client in report.overdue)
         self._admission.close_round()
         self.rounds_done += 1
@@ -214,12 +216,13 @@ class Server:
         report: RoundReport,
         on_reply: Callable[[Reply], None],
     ) -> Iterator[Reply]:
-        """Admitted replies to this task as they come; those to an earlier one go to `late`, one for
-        each client and round that missed a deadline."""
+        """Admitted replies to this task as they come; those to an earlier one, whose deadline was
+        missed, go to `late`, one for each client."""
         for reply in self._communicator.exchange(task, clients, self._options.deadline or None):
             report.received += reply.bytes
             work = {(client, reply.round) for client in reply.clients}
-            if reply.round < task.round and not work <= self._overdue.difference(report.late):
+            served = {client for client, _ in report.late}.intersection(reply.clients)
+            if reply.round < task.round and (served or not work <= self._overdue):
                 log.warning(
                     "%s: client %d sent work of %s that nobody waits for: dropped",
                     task.when,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx
 from flwr.app import DEFAULT_TTL, Error, Message, RecordDict
@@ -311,9 +311,16 @@ class FlowerCommunicator:
             elif missing.keys() >= set(reply.clients):
                 for client in reply.clients:
                     del missing[client]
-                yield reply
+                yield self._named(node, reply)
         what = "it did not answer for this client"
         yield from self._all_failed(node, list(missing), task, Reason.LOST, what)
+
+    def _named(self, node: int, reply: Reply) -> Reply:
+        """A failure with its site's name: that is where its log is."""
+        if reply.failure is None:
+            return reply
+        detail = f"site {self._name(node)}: {reply.failure.detail}"
+        return replace(reply, failure=replace(reply.failure, detail=detail))
 
     def _all_failed(
         self, node: int, clients: Sequence[int], task: Task, reason: Reason, detail: str
@@ -328,6 +335,11 @@ def _reached() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401:
+            raise FederationError(
+                "the SuperLink has given this run up, as it does where a coordinator stands still "
+                "for a minute (was this machine asleep?): go on with it by `ssfl serve`"
+            ) from error
         raise FederationError(f"the SuperLink cannot be asked any more: {error}") from error
 
 
@@ -349,6 +361,8 @@ def _why(error: Error) -> tuple[Reason, str]:
     """Flower's error codes in our words, or as much of the site's as we read."""
     if error.code == ErrorCode.NODE_UNAVAILABLE:
         return Reason.LOST, "it is gone"
+    if error.code == ErrorCode.CLIENT_APP_CRASHED:  # said by its SuperNode, which lives on
+        return Reason.LOST, "its process does not respond"
     if error.code in (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE):
         return Reason.DEADLINE, "the message or its reply outlived its time"
     return Reason.ERROR, printable(error.reason or "it gave no reason")

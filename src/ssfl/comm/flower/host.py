@@ -22,11 +22,14 @@ import torch
 from pydantic import Field, field_validator
 
 from ssfl.assemble import build_host, load_federated
+from ssfl.comm.flower.discretion import told_outside
 from ssfl.comm.flower.keys import check_authority, make_site_key
+from ssfl.comm.flower.node import FROZEN
 from ssfl.comm.flower.processes import Child, free_port, new_secret, wait_for_port
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.sums import Sums
 from ssfl.comm.local import LocalCommunicator
+from ssfl.comm.wire import WireError
 from ssfl.config import Config, load_config, to_toml, validated
 from ssfl.data.here import HereOptions
 from ssfl.data.sources.sites import SitesOptions
@@ -116,7 +119,10 @@ def build_hosts(config: Config, workers: int = 1) -> list[Host]:
     for note in data.dataset.notes:
         log.warning("%s", note)
     engine, nowhere = Engine(config.device), StateStore(Path("nowhere"), 0)
-    return [build_host(config, data, nowhere, engine) for _ in range(workers)]
+    hosts = [build_host(config, data, nowhere, engine) for _ in range(workers)]
+    for host in hosts:
+        host.words = told_outside
+    return hosts
 
 
 def _reached(hosts: Sequence[Host], config: Config) -> Communicator:
@@ -151,9 +157,17 @@ class SiteKeeper:
     def prepare(self, task: Task) -> None:
         """Forget a future that the server has gone back on."""
         if self._run is None:
-            raise FederationError("a task came before the roll call")
+            raise WireError("a task came before the roll call: it was refused")
         if self._fresh:
-            self._hosts[0].store.rewind(task.round)
+            store = self._hosts[0].store
+            if task.round and (anew := store.lost(self._hosts[0].clients(), task.round)):
+                log.warning(
+                    "the coordinator went back to round %d, and clients %s have kept later states "
+                    "alone: they start anew",
+                    task.round,
+                    _listed(anew),
+                )
+            store.rewind(task.round)
             self._fresh = False
 
     def keep(self, task: Task) -> None:
@@ -264,6 +278,8 @@ def unreachable(server: str) -> str:
 
 def why_it_ended(folder: Path, server: str, child: Child) -> str:
     """A SuperNode's last words, in ours where they are those of the usual mistakes."""
+    from ssfl.comm.flower.runtime import clock_is_off
+
     words = child.last_words()
     if "certificate verify failed" in words and "mismatch" in words:
         return (
@@ -273,8 +289,11 @@ def why_it_ended(folder: Path, server: str, child: Child) -> str:
     if "certificate has expired" in words:
         return (
             f"the certificate at {server} has expired: ask the coordinator for a new one (and, if "
-            f"its authority is new too, put its ca.pem in the place of {folder / 'ca.pem'})"
+            f"its authority is new too, put its ca.pem in the place of {folder / 'ca.pem'}), "
+            "unless it is this machine's clock that is wrong"
         )
+    if "certificate is not yet valid" in words:
+        return f"the certificate at {server} is of the future: is this machine's clock right?"
     if "certificate verify failed" in words:
         return (
             f"the certificate at {server} is not of the authority in {folder / 'ca.pem'}: ask the "
@@ -283,8 +302,16 @@ def why_it_ended(folder: Path, server: str, child: Child) -> str:
     if "Failed to activate SuperNode" in words:
         return (
             f"the coordinator at {server} does not know this site's key yet: it must have "
-            f"{folder / 'site.pub'} in its keys/sites"
+            f"{folder / 'site.pub'} in its keys/sites (or else a copy of this site is connected)"
         )
+    if ahead := clock_is_off(server, folder / "ca.pem"):  # Flower itself does not say so
+        seconds = 5 * round(abs(ahead) / 5)  # to be the same at every attempt
+        return (
+            f"this site's clock is {seconds} s {'ahead of' if ahead > 0 else 'behind'} that of the "
+            f"coordinator at {server}, which takes no message of another time: set it right"
+        )
+    if FROZEN in words:
+        return f"this site stood still and was gone for {server}: it connects again"
     if "401 Unauthorized" in words:
         return f"the coordinator at {server} has started anew: this site connects again"
     return f"the connection to {server} ended ({child.log}): {words}"

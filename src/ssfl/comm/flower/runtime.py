@@ -8,9 +8,11 @@ pull the message, push the reply. The coordinator gets a `Grid`, a site a stream
 
 import contextlib
 import hashlib
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from flwr.app import Message
 from flwr.cli.build import build_fab_from_files
-from flwr.common.constant import SubStatus
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE, SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
@@ -34,6 +36,7 @@ from flwr.proto.runtime_pb2 import (
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.date import now
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
@@ -160,6 +163,17 @@ def leave(address: str, ca: Path, private_key: Path, node: int) -> None:
         FleetHttpClient.from_server_address(address, False, str(ca), [version, signed]) as client,
     ):
         client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+
+
+def clock_is_off(address: str, ca: Path) -> float:
+    """Seconds by which our clock is ahead of the coordinator's, if that is more than it takes our
+    signatures for; else, or if it cannot be asked, 0."""
+    with contextlib.suppress(httpx.HTTPError, OSError, KeyError, ValueError):
+        trusted = ssl.create_default_context(cafile=ca)
+        answer = httpx.get(f"https://{address}/", verify=trusted)
+        ahead = (now() - parsedate_to_datetime(answer.headers["date"])).total_seconds()
+        return ahead if not -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE else 0.0
+    return 0.0
 
 
 def answer_messages(
