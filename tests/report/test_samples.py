@@ -1,11 +1,16 @@
-"""The map of the features: the same for the same seed, and no more threads than it is worth."""
+"""The map of the features: the same for the same seed, and no more threads than it is worth.
+Whose images are on it."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from ssfl.report.samples import _map
+from ssfl.data.federated import FederatedData
+from ssfl.report import samples
+from ssfl.report.samples import _chosen, _map
 
 
 def test_the_map_is_drawn_in_one_thread_and_leaves_the_others_as_they_were(monkeypatch):
@@ -25,3 +30,16 @@ def test_the_map_is_drawn_in_one_thread_and_leaves_the_others_as_they_were(monke
     assert threads
     assert set(threads) == {1}
     assert len(set(place)) == 40
+
+
+def test_a_sample_is_in_proportion_to_clients_sizes_however_small_they_are():
+    """Of many clients none may hold enough images for a point of its own."""
+    points = samples.POINTS
+    sizes = [2 * points, *[1] * (2 * points)]
+    ends = np.cumsum(sizes)
+    parts = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    data = FederatedData(SimpleNamespace(), parts, None, ids=tuple(range(7, 7 + len(parts))))
+    rows, clients = _chosen(SimpleNamespace(data=data))
+    assert len(rows) == len(clients) == points
+    assert clients.count(7) == points // 2
+    assert all(row in parts[client - 7] for row, client in zip(rows.tolist(), clients, strict=True))
