@@ -1,6 +1,8 @@
 """A notebook's torch is its own: what it has set or drawn neither matters to us nor is changed."""
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from PIL import Image
 import ssfl
 from ssfl.assemble import load_federated
 from ssfl.evaluation.finetune import FinetuneOptions
-from ssfl.guest import own_draws
+from ssfl.guest import own_draws, own_torch
 from ssfl.protocols.judge import ProtocolOptions
 from ssfl.run import Run
 from ssfl.use import embed, export_encoder, fit_classifier
@@ -53,16 +55,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return ssfl.train(config, out=tmp_path_factory.mktemp("guest") / "run")
 
 
-@pytest.fixture(params=["float64", "another device"])
+@pytest.fixture(params=["float64", "another device", "coarse products"])
 def odd_defaults(request: pytest.FixtureRequest) -> Iterator[None]:
     """Torch as a notebook may have set it; `meta` stands for a GPU, and holds no numbers."""
     if request.param == "float64":
         torch.set_default_dtype(torch.float64)
-    else:
+    elif request.param == "another device":
         torch.set_default_device("meta")
+    else:
+        torch.set_float32_matmul_precision("medium")
     yield
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
+    torch.set_float32_matmul_precision("highest")
 
 
 @every_call
@@ -82,9 +87,14 @@ def _random_states() -> tuple[Any, ...]:
 @every_call
 @pytest.mark.usefixtures("odd_defaults")
 def test_torchs_defaults_are_the_callers_business(run: Run, tmp_path: Path, call: Call) -> None:
-    before = torch.get_default_dtype(), torch.get_default_device()
+    before = _defaults()
     call(run, tmp_path)
-    assert (torch.get_default_dtype(), torch.get_default_device()) == before
+    assert _defaults() == before
+
+
+def _defaults() -> tuple[Any, ...]:
+    precision = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    return torch.get_default_dtype(), torch.get_default_device(), *precision
 
 
 @pytest.mark.usefixtures("odd_defaults")
@@ -95,6 +105,27 @@ def test_torchs_defaults_change_no_bit_of_what_is_learned(run: Run, tmp_path: Pa
     assert {(weight.dtype, weight.device.type) for weight in weights.values()} == {
         (torch.float32, "cpu")
     }
+
+
+def test_what_convolutions_round_to_is_the_callers_business_again() -> None:
+    assert torch.backends.cudnn.allow_tf32
+    with own_torch():
+        torch.backends.cudnn.allow_tf32 = False  # as an engine for float32 on a GPU does
+    assert torch.backends.cudnn.allow_tf32
+
+
+def test_a_precision_said_in_newer_words_is_no_hindrance() -> None:
+    """Torch refuses to tell it in the old words."""
+    script = (
+        "import torch; from ssfl.guest import own_torch\n"
+        "if hasattr(torch.backends, 'fp32_precision'):\n"
+        "    torch.backends.fp32_precision = 'ieee'\n"
+        "    torch.backends.cudnn.conv.fp32_precision = 'ieee'\n"
+        "    with own_torch(): pass\n"
+        "    assert torch.backends.fp32_precision == 'ieee'\n"
+        "    assert torch.backends.cudnn.conv.fp32_precision == 'ieee'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_two_threads_that_make_networks_draw_one_after_the_other() -> None:

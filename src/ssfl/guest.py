@@ -1,8 +1,9 @@
 """A guest in the caller's process: torch as we know it while we work, as it was afterwards."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -13,16 +14,41 @@ backbone that starts from an encoder's weights loads that encoder."""
 
 @contextmanager
 def own_torch() -> Iterator[None]:
-    """New tensors are float32 and on the CPU unless the code says otherwise, whatever a notebook
-    has made the default."""
+    """New tensors are float32 and on the CPU unless the code says otherwise, and products of them
+    are not rounded to fewer digits, whatever a notebook has made the default."""
     dtype = torch.get_default_dtype()
     elsewhere = torch.get_default_device().type != "cpu"
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.device("cpu") if elsewhere else nullcontext():
+        with torch.device("cpu") if elsewhere else nullcontext(), _own_rounding():
             yield
     finally:
         torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def _own_rounding() -> Iterator[None]:
+    """Matrix products of float32 in float32; convolutions as an `Engine` decides, for the while."""
+    products = _told(torch.get_float32_matmul_precision)
+    coarse = products not in (None, "highest")
+    convolutions = _told(lambda: torch.backends.cudnn.allow_tf32)
+    if coarse:
+        torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        if coarse:
+            torch.set_float32_matmul_precision(products)
+        if convolutions:
+            torch.backends.cudnn.allow_tf32 = True
+
+
+def _told(read: Callable[[], Any]) -> Any:
+    """A setting, or None where it was made in torch 2.9's words, which the older cannot repeat."""
+    try:
+        return read()
+    except RuntimeError:
+        return None
 
 
 @contextmanager

@@ -10,11 +10,44 @@ import torch
 
 from ssfl.assemble import build_host, load_federated
 from ssfl.config import Config, parse
-from ssfl.data.federated import FederatedData
+from ssfl.data.federated import FederatedData, federate
+from ssfl.data.images import DataSet, Images
+from ssfl.evaluation.health import ROWS, health
 from ssfl.evaluation.knn import knn_accuracy
-from ssfl.federation.messages import Reply, TaskKind
+from ssfl.federation.messages import Reply, Task, TaskKind
 from ssfl.federation.online import OnlineEvaluation, _client_row
 from ssfl.federation.store import StateStore
+from ssfl.federation.wellbeing import ALIGNED
+
+
+@pytest.mark.parametrize("held_out", [0, 20], ids=["no test images", "test images"])
+def test_of_images_without_labels_no_more_are_looked_at_than_health_needs(
+    tmp_path: Path, held_out: int
+) -> None:
+    """And the figures are those of the features of all."""
+    pixels = torch.randint(256, (ROWS + 900, 1, 8, 8), dtype=torch.uint8)
+    test = Images(pixels[:held_out].contiguous()) if held_out else None
+    dataset = DataSet("x", Images(pixels), test, None, None, (0.5,), (0.2,), "digits")
+    small = {"model": {"backbone": "small", "width": 4}, "device": {"device": "cpu"}}
+    config = parse({**small, "partition": {"kind": "iid", "clients": 1}})
+    data = federate(dataset, config.partition, config.seed)
+    host = build_host(config, data, StateStore(tmp_path, 1 << 20))
+    trainer, seen = host.trainer, []
+    theta = trainer.models.global_.flat.shared.clone()
+    backbone = trainer.models.global_.method.backbone
+    expected = health(trainer.features(backbone, dataset.train, None, 512)).effective_rank
+    backbone.register_forward_hook(lambda _, batch, __: seen.append(len(batch[0])))
+
+    task = Task(TaskKind.EVALUATE, 0, theta, trainer.layout.digest)
+    reply = host.handle(0, task)
+    assert sum(seen) == ROWS + 2 * ALIGNED
+    assert reply.metrics["effective_rank"] == expected
+    assert reply.samples == (held_out or len(pixels))
+
+    seen.clear()
+    found = OnlineEvaluation(config.evaluation, data, trainer, None).shared(theta)  # type: ignore[arg-type]
+    assert sum(seen) == (3 * held_out or ROWS + 2 * ALIGNED)
+    assert held_out or found["effective_rank"] == expected
 
 
 @pytest.mark.parametrize("claim", [math.nan, math.inf, -0.1, 50.0])

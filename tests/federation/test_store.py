@@ -109,6 +109,19 @@ def test_a_round_that_is_broken_off_and_made_again_starts_from_what_was_before(
     assert value(StateStore(store.folder, 0), 0, before=5) == 5
 
 
+def test_once_a_round_is_complete_memory_is_rid_of_what_was_before_it(tmp_path: Path) -> None:
+    store = StateStore(tmp_path / "clients", limit=10 * STATE_BYTES)
+    for rounds in (1, 2):
+        for client in (0, 1):
+            store.put(client, rounds, state(10 * client + rounds))
+    store.put(2, 3, state(23))  # of the round that has begun
+    assert value(store, 2, before=2) is None  # whoever is asked for, two rounds are complete
+    assert held_bytes(store) == store._bytes == 3 * STATE_BYTES
+    store.flush()
+    assert [on_disk(store, client) for client in range(3)] == [[2], [2], [3]]
+    assert [value(store, client, before=2) for client in (0, 1)] == [2, 12]
+
+
 @pytest.mark.parametrize("limit", [0, 2 * STATE_BYTES, 10 * STATE_BYTES])
 def test_a_state_that_comes_too_late_leaves_the_newer_ones_as_they_are(
     tmp_path: Path, limit: int

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ssfl.cores import cores
 from ssfl.data.bars import bar
+from ssfl.data.images import moved_up
 from ssfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def decode(
             advance(1)
     readable = np.array([i for i, reason in enumerate(reasons) if reason is None], dtype=np.int64)
     broken = tuple((paths[i], reason) for i, reason in enumerate(reasons) if reason is not None)
-    kept = pixels if not broken else pixels[readable]
-    return Decoded(torch.from_numpy(kept), readable, broken)
+    kept = torch.from_numpy(pixels)
+    return Decoded(moved_up(kept, readable) if broken else kept, readable, broken)
 
 
 def report_broken(

@@ -6,7 +6,9 @@ optional everywhere; training never reads them, evaluation does when they are th
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +85,25 @@ class DataSet:
                         f"labels must be from 0 to {len(self.classes) - 1}, as there are "
                         f"{len(self.classes)} classes, not {low} to {high}"
                     )
+
+
+def moved_up(pixels: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
+    """`pixels[rows]`, for rows in order, in the memory of `pixels`, which are lost: for a second
+    copy of all images there may be no room."""
+    for start in range(0, len(rows), 64):
+        some = torch.from_numpy(rows[start : start + 64])
+        pixels[start : start + len(some)] = pixels[some]
+    return pixels[: len(rows)]
+
+
+def parted(
+    pixels: torch.Tensor, many: NDArray[np.int64], few: NDArray[np.int64]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`pixels[many]` and `pixels[few]`, both in order and together all of them, likewise."""
+    rest = pixels[torch.from_numpy(few)]
+    kept = moved_up(pixels, many)
+    pixels[len(many) :] = rest
+    return kept, pixels[len(many) :]
 
 
 def channel_statistics(

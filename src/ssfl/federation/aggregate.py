@@ -139,7 +139,7 @@ class NormalisedAggregator(Aggregator):
         self._momentum = momentum
 
     def prepare(self, update: Update) -> Tensor:
-        delta = update.delta.clone()
+        delta = self._spares.take(update.delta).copy_(update.delta)
         delta[: self._trainable] /= self.counted(update)
         return delta
 

@@ -12,8 +12,10 @@ import torch
 
 from ssfl.data.federated import FederatedData
 from ssfl.errors import SSFLError
+from ssfl.evaluation.health import ROWS
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.options import EvaluationOptions
+from ssfl.evaluation.spread import thin
 from ssfl.federation.messages import Reason, Reply, Task, TaskKind, failed
 from ssfl.federation.store import StateStore
 from ssfl.federation.trainer import Trainer
@@ -98,20 +100,22 @@ class Client:
         train, test = host.data.train_indices(self.id), host.data.test_indices(self.id)
         encoder = trainer.encoder(self.id, task, state, train)
         images, held_out = host.data.dataset.train, host.data.dataset.test
-        features = trainer.features(encoder, images, train, options.batch)
-        judged = features
+        features, samples = None, len(train)
         metrics: dict[str, float] = {}
         if held_out is not None and test is not None and len(test):
-            judged = trainer.features(encoder, held_out, test, options.batch)
+            samples = len(test)
             if images.labels is not None and held_out.labels is not None:
+                features = trainer.features(encoder, images, train, options.batch)
                 metrics["knn"] = knn_accuracy(
                     features,
                     images.labels[train],
-                    judged,
+                    trainer.features(encoder, held_out, test, options.batch),
                     held_out.labels[test],
                     k=options.k,
                     temperature=options.temperature,
                 )
+        if features is None:  # of all images they would be made for nothing
+            features = trainer.features(encoder, images, thin(train, ROWS), options.batch)
         if len(features) > 1:
             metrics |= on_record(wellbeing(trainer, encoder, features, images, train))
-        return Reply(self.id, task.kind, task.round, samples=len(judged), metrics=metrics)
+        return Reply(self.id, task.kind, task.round, samples=samples, metrics=metrics)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ssfl.data.federated import FederatedData
 from ssfl.data.images import Images
-from ssfl.evaluation.health import Health, trouble
+from ssfl.evaluation.health import ROWS, Health, trouble
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.options import EvaluationOptions
 from ssfl.evaluation.spread import spread
@@ -71,17 +71,23 @@ class OnlineEvaluation:
         if len(train) == 0:
             return {}
         encoder = self._trainer.global_encoder(theta)
-        looked_at = test if test is not None else train
-        queries = self._features(encoder, looked_at)
-        figures: Figures = {}
-        if len(looked_at) > 1:
-            figures = _health_row(wellbeing(self._trainer, encoder, queries, looked_at, None))
         if test is None or train.labels is None or test.labels is None:
-            return figures
+            looked_at = train if test is None else test
+            some = spread(len(looked_at), ROWS)  # health looks at no more
+            return self._health(encoder, looked_at, self._features(encoder, looked_at, some))
+        queries = self._features(encoder, test)
+        figures = self._health(encoder, test, queries)
         rows = spread(len(train), self._options.bank)
         bank = self._features(encoder, train, rows)
         figures["knn_global"] = self._knn(bank, train.labels[rows], queries, test.labels)
         return figures
+
+    def _health(self, encoder: nn.Module, images: Images, features: Tensor) -> Figures:
+        if len(images) < 2:
+            return {}
+        found = wellbeing(self._trainer, encoder, features, images, None)
+        warning = trouble(found)
+        return {**on_record(found), **({"warning": warning} if warning else {})}
 
     def _personal(self) -> Figures:
         chosen = self._judged(self._server.clients())
@@ -144,12 +150,6 @@ def _client_row(replies: list[Reply]) -> Figures:
     return figures
 
 
-def _health_row(found: Health) -> Figures:
-    row: Figures = dict(on_record(found))
-    warning = trouble(found)
-    return row | ({"warning": warning} if warning else {})
-
-
 def _clients_trouble(
     clients: Mapping[str, Mapping[str, float]], width: int, *, only_diverged: bool
 ) -> Figures:
@@ -172,4 +172,4 @@ def _clients_trouble(
 
 
 def _as_features(pixels: Tensor) -> Tensor:
-    return pixels.flatten(1).float() / 255
+    return pixels.flatten(1).float().div_(255)  # in place: they are many

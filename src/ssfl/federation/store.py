@@ -21,7 +21,8 @@ class StateStore:
     """States by client, at most `limit` bytes of them in memory, the rest in `folder`.
 
     A folder per client holds `round-000040.safetensors`: its state after 40 completed rounds. In
-    memory a client has its newest state and the one before, for a round that is broken off.
+    memory a client has its newest state and, until that round is known to be complete, the one
+    before: a round may be broken off.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -33,11 +34,14 @@ class StateStore:
         self._unsaved: set[tuple[int, int]] = set()
         self._touched: set[int] = set()
         self._bytes = 0
+        self._complete = 0  # rounds, as far as anybody has said
         self._lock = threading.Lock()
 
     def get(self, client: int, before: int) -> ClientState:
-        """The client's latest state made within its first `before` rounds; empty if none."""
+        """The client's latest state made within its first `before` rounds, which are complete;
+        empty if none."""
         with self._lock:
+            self._outdate(before)
             held = self._memory.get(client, {})
             known = [v for v in {*held, *self._on_disk(client)} if v <= before]
             if not known:
@@ -111,6 +115,15 @@ class StateStore:
         for old in sorted(versions)[:-2]:
             self._drop(client, old)
         self._memory.move_to_end(client)
+
+    def _outdate(self, rounds: int) -> None:
+        """Forget what clients had before their last of so many rounds, now that these count."""
+        if rounds > self._complete:
+            self._complete = rounds
+            several = [client for client, held in self._memory.items() if len(held) > 1]
+            for client in several:  # few of thousands: those who have just trained
+                for old in sorted(v for v in self._memory[client] if v <= rounds)[:-1]:
+                    self._drop(client, old)
 
     def _drop(self, client: int, version: int) -> None:
         """Forget a version that memory holds."""

@@ -7,6 +7,7 @@ what it is.
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -132,43 +133,43 @@ def scatter(
     def at_y(value: float) -> float:
         return margin + scale * (value - north)
 
-    body = []
-    for group, name in enumerate(names):
-        dots = "".join(
-            f'<circle class="mark" cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3"/>'
-            for (x, y), own in zip(points, groups, strict=True)
-            if own == group
-        )
-        if dots:
-            body.append(
-                f'<g {colour(group, len(names))} fill="currentColor" fill-opacity=".72">'
-                f"{_hover(name)}{dots}</g>"
-            )
+    dots: dict[int, str] = defaultdict(str)
+    for group, (x, y) in zip(groups, points, strict=True):
+        dots[group] += f'<circle class="mark" cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="3"/>'
+    body = [
+        f'<g {colour(group, len(names))} fill="currentColor" fill-opacity=".72">'
+        f"{_hover(names[group])}{dots[group]}</g>"
+        for group in sorted(dots)
+    ]
     return _svg(body, width, height, label)
 
 
 def matrix(
     values: Sequence[Sequence[int]], rows: Sequence[str], columns: Sequence[str], label: str
 ) -> str:
-    """A grid of cells, darker for more: rows downwards, columns across."""
+    """A grid of cells, darker for more: rows downwards, columns across. Where there is nothing
+    there is the ground: of many classes, a client holds few."""
     left = 8 + min(90, 6 * max((len(r) for r in rows), default=0)) if len(rows) <= 24 else 8
     width = (WIDTH - left - 4) / len(columns)
     height = min(max(width, 8.0), 18.0) if len(rows) <= 40 else 240 / len(rows)
-    top = 4.0
+    top, gap = 4.0, 1 if min(width, height) > 4 else 0  # narrow cells would be nothing but gaps
     most = max((v for row in values for v in row), default=1) or 1
-    body = []
+    end = top + len(rows) * height
+    body = [
+        f'<path class="cell" d="M{left} {top}H{WIDTH - 4}V{end:.1f}H{left}Z" style="--shade:0"/>'
+    ]
     for i, row in enumerate(values):
         if len(rows) <= 24:
             body.append(_text(left - 6, top + (i + 0.5) * height + 3.5, short(rows[i]), "end"))
         for j, value in enumerate(row):
-            shade = f"{math.sqrt(value / most):.2f}" if value else "0"
-            body.append(
-                f'<rect class="mark cell" x="{left + j * width + 0.5:.1f}" '
-                f'y="{top + i * height + 0.5:.1f}" width="{max(width - 1, 0.6):.1f}" '
-                f'height="{max(height - 1, 0.6):.1f}" rx="1.5" style="--shade:{shade}">'
-                f"{_hover(f'client {columns[j]}, {rows[i]}: {value:,} images')}</rect>"
-            )
-    end = top + len(rows) * height
+            if value:
+                body.append(
+                    f'<rect class="mark cell" x="{left + j * width + gap / 2:.1f}" '
+                    f'y="{top + i * height + gap / 2:.1f}" width="{width - gap:.1f}" '
+                    f'height="{height - gap:.1f}" rx="{1.5 * gap}" '
+                    f'style="--shade:{math.sqrt(value / most):.2f}">'
+                    f"{_hover(f'client {columns[j]}, {rows[i]}: {value:,} images')}</rect>"
+                )
     step = max(1, math.ceil(len(columns) / 12))
     body += [
         _text(left + (j + 0.5) * width, end + 14, columns[j], "middle")

@@ -1,36 +1,44 @@
 """The parts of the page that need the images: who holds what, and what the encoder makes of it."""
 
+from ssfl.evaluation.spread import spread
 from ssfl.protocols.bench import GLOBAL, Bench
 from ssfl.report import parts
 from ssfl.report.charts import columns_chart, matrix, scatter
 from ssfl.report.samples import Samples, sample
 
+MOST = 240
+"""Clients that are drawn side by side, at most: more would lie on top of each other."""
+
 
 def partition(bench: Bench) -> str:
     """How many images each client holds, and of which classes."""
     data = bench.data
-    names = [str(client) for client in data.clients()]
-    sizes = data.sizes().tolist()
-    low, high = min(sizes), max(sizes)
+    everyone, sizes = data.clients(), data.sizes()
+    shown = spread(len(everyone), MOST).tolist()
+    names = [str(everyone[place]) for place in shown]
+    low, high = sizes.min(), sizes.max()
     span = f"{low:,}" if low == high else f"from {low:,} to {high:,}"
+    some = len(shown) < len(everyone)
+    those = f" Drawn are {len(shown)} of {len(everyone):,} clients, evenly spaced." if some else ""
     figures = [
         parts.figure(
             "sizes",
             "Training images per client",
-            columns_chart(sizes, names, "Training images per client"),
-            note=f"{sum(sizes):,} images; {span} per client.",
+            columns_chart(sizes[shown].tolist(), names, "Training images per client"),
+            note=f"{sizes.sum():,} images; {span} per client.{those}",
         )
     ]
     counts = data.class_counts()
     if counts is not None:
         classes = data.dataset.classes or [str(c) for c in range(counts.shape[1])]
-        drawing = matrix(counts.T.tolist(), list(classes), names, "Classes held by each client")
+        label = "Classes held by each client"
+        drawing = matrix(counts[shown].T.tolist(), list(classes), names, label)
         figures.append(
             parts.figure(
                 "classes",
-                "Classes held by each client",
+                label,
                 drawing,
-                note="Across: clients. Stronger colour: more images; hover for the number.",
+                note=f"Across: clients. Stronger colour: more images; hover for the number.{those}",
             )
         )
     return parts.section("partition", "Who holds what", parts.grid(*figures, wide=True))

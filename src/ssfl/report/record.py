@@ -59,7 +59,7 @@ class Record:
         saved = latest_checkpoint(self.run.checkpoints)
         return saved.rounds if saved else 0
 
-    @property
+    @cached_property
     def clients(self) -> int:
         """How many there are; a coordinator's may have become more since it began."""
         return max(int(self.facts["clients"]), len(self.run.clients))

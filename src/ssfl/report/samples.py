@@ -68,15 +68,9 @@ def sample(bench: Bench) -> Samples | None:
 def _chosen(bench: Bench) -> tuple[Tensor, list[int]]:
     """Rows of training images and the client that holds each."""
     data = bench.data
-    total = int(data.sizes().sum())
-    rows, clients = [], []
-    for client in data.clients():
-        own = data.train_indices(client)
-        count = min(len(own), round(POINTS * len(own) / total) if total > POINTS else len(own))
-        if count:
-            rows.append(thin(own, count))
-            clients += [client] * count
-    return torch.cat(rows), clients
+    rows = torch.cat([data.train_indices(client) for client in data.clients()])
+    holders = torch.tensor(data.clients()).repeat_interleave(torch.from_numpy(data.sizes()))
+    return thin(rows, POINTS), thin(holders, POINTS).tolist()
 
 
 def _map(features: Tensor, seed: int) -> list[tuple[float, float]]:

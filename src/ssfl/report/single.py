@@ -106,17 +106,12 @@ def _curves(record: Record) -> str:
 
 
 def _training(record: Record) -> str:
-    names = [n for n in ("loss", "personal_loss", "global_loss") if record.curve("round", n)]
-    others = {
-        name
-        for row in record.rounds
-        for name in row
-        if "loss" in name and name not in names and record.curve("round", name)
-    }
-    series = [
-        Series(name.replace("_", " "), record.curve("round", name), i)
-        for i, name in enumerate((*names, *sorted(others)))
-    ]
+    first = ("loss", "personal_loss", "global_loss")
+    told = {name for row in record.rounds for name in row if "loss" in name}
+    names = [*(name for name in first if name in told), *sorted(told.difference(first))]
+    curves = [(name.replace("_", " "), record.curve("round", name)) for name in names]
+    curves = [(name, points) for name, points in curves if points]
+    series = [Series(name, points, i) for i, (name, points) in enumerate(curves)]
     if not series:
         return ""
     legend = [(s.name, s.colour) for s in series] if len(series) > 1 else []

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ssfl.data.decode import Fit, decode, printable, report_broken
-from ssfl.data.images import DataSet, Images, channel_statistics
+from ssfl.data.images import DataSet, Images, channel_statistics, parted
 from ssfl.data.split import stratified_split
 from ssfl.errors import DataError
 from ssfl.section import Section
@@ -192,13 +192,12 @@ def _split(
     test_fraction: float,
     seed: int,
 ) -> tuple[Images, Images | None]:
-    def images(rows: NDArray[np.int64] | slice) -> Images:
+    def images(chosen: torch.Tensor, rows: NDArray[np.int64] | slice) -> Images:
         marks = None if groups is None else torch.from_numpy(groups[rows])
-        chosen = pixels if isinstance(rows, slice) else pixels[torch.from_numpy(rows)]
         return Images(chosen, None if by_client else marks, marks if by_client else None)
 
     if test_fraction == 0:
-        return images(slice(None)), None
+        return images(pixels, slice(None)), None
     strata = groups if groups is not None else np.zeros(len(pixels), dtype=np.int64)
     train, test = stratified_split(strata, test_fraction, numpy_generator(seed, "folder-split"))
     if len(test) == 0:
@@ -206,4 +205,5 @@ def _split(
             f"test_fraction = {test_fraction:g} of {len(pixels):,} images leaves none to test on: "
             "raise it, or set it to 0"
         )
-    return images(train), images(test)
+    kept, held_out = parted(pixels, train, test)
+    return images(kept, train), images(held_out, test)

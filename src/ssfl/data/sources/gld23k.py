@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ssfl.data.decode import decode, report_broken
-from ssfl.data.images import DataSet, Images, channel_statistics
+from ssfl.data.images import DataSet, Images, channel_statistics, parted
 from ssfl.data.sources.folder import locate
 from ssfl.data.split import stratified_split
 from ssfl.errors import DataError
@@ -75,19 +75,17 @@ class Gld23k:
         rng = numpy_generator(seed, "gld23k-split")
         train, test = stratified_split(owner_of, options.test_fraction, rng)
 
-        def images(chosen: NDArray[np.int64]) -> Images:
+        def images(pixels: torch.Tensor, rows: NDArray[np.int64]) -> Images:
             return Images(
-                found.pixels[torch.from_numpy(chosen)],
-                torch.from_numpy(label_of[chosen]),
-                torch.from_numpy(owner_of[chosen]),
+                pixels, torch.from_numpy(label_of[rows]), torch.from_numpy(owner_of[rows])
             )
 
-        kept = images(train)
-        mean, std = channel_statistics(kept.pixels)
+        kept, held_out = parted(found.pixels, train, test)
+        mean, std = channel_statistics(kept)
         return DataSet(
             name="gld23k",
-            train=kept,
-            test=images(test),
+            train=images(kept, train),
+            test=images(held_out, test),
             classes=classes,
             owners=owners,
             mean=mean,
