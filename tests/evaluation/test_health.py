@@ -20,6 +20,7 @@ from ssfl.evaluation.health import (
     trouble,
     uniformity,
 )
+from ssfl.evaluation.spread import spread, thin
 
 
 def gaussian(n: int, d: int, seed: int = 0) -> Tensor:
@@ -169,6 +170,14 @@ def test_alignment_is_not_to_be_had_of_one_view() -> None:
     assert health(x).alignment is None
     with pytest.raises(DataError, match="same images"):
         alignment(x, x[:5])
+
+
+@pytest.mark.parametrize(("n", "limit"), [(10, 4), (10, 3), (7, 7), (3, 9), (5, 1), (4, 0), (0, 4)])
+def test_a_few_out_of_many_are_evenly_spaced(n: int, limit: int) -> None:
+    count = min(n, limit)
+    expected = [math.floor(place * n / count) for place in range(count)]
+    assert spread(n, limit).tolist() == expected
+    assert thin(10 * torch.arange(n), limit).tolist() == [10 * place for place in expected]
 
 
 def test_large_sets_are_thinned_evenly_and_the_same_way_each_time() -> None:
