@@ -117,27 +117,44 @@ def test_balanced_gives_no_more_to_a_client_that_already_holds_its_share(seed, a
         assert np.all(held_before[row > 0] < 1000 / clients)
 
 
-@pytest.mark.parametrize(("clients", "alpha", "balanced"), [(10, 0.5, True), (7, 1.0, False)])
-def test_dirichlet_counts_are_fedmls_written_longhand(clients, alpha, balanced):
-    """FedML's partition_class_samples_with_dirichlet_distribution, class after class, of the same
-    draws of p_c: the share p_(c,k) of class c, cut where its cumulated sum is rounded down."""
-    labels = np.repeat(np.arange(5), [400, 150, 900, 33, 600])
-    options = {"kind": "dirichlet", "alpha": alpha, "clients": clients, "balanced": balanced}
-    found = counts_of(labels, split(labels, seed=3, **options), 5)
-    rng = np.random.default_rng(3)
-    held = [0] * clients
-    for c, total in enumerate([400, 150, 900, 33, 600]):
+def fedml_longhand(totals, clients, alpha, balanced, seed):
+    """FedML's partition_class_samples_with_dirichlet_distribution, class after class: the share
+    p_(c,k) of class c, cut where its cumulated sum is rounded down. What rounding leaves of a
+    class is, other than there, never one's who has no share of it."""
+    rng = np.random.default_rng(seed)
+    held, found = [0] * clients, []
+    for total in totals:
         p = rng.dirichlet(np.repeat(alpha, clients))
         if balanced:
             p = np.array(
-                [p_k * (h < len(labels) / clients) for p_k, h in zip(p, held, strict=True)]
+                [p_k * (h < sum(totals) / clients) for p_k, h in zip(p, held, strict=True)]
             )
             p = p / p.sum()
         places = (np.cumsum(p) * total).astype(int)[:-1]
-        counts = [len(part) for part in np.split(np.arange(total), places)]
-        held = [h + n for h, n in zip(held, counts, strict=True)]
-        assert found[:, c].tolist() == counts
-    assert min(held) >= 2  # or it would have been drawn again
+        places[max(k for k in range(clients) if p[k] > 0) :] = total
+        found.append([len(part) for part in np.split(np.arange(total), places)])
+        held = [h + n for h, n in zip(held, found[-1], strict=True)]
+    return np.array(found).T
+
+
+@pytest.mark.parametrize(
+    ("totals", "clients", "alpha", "balanced"),
+    [
+        ([400, 150, 900, 33, 600], 10, 0.5, True),
+        ([400, 150, 900, 33, 600], 7, 1.0, False),
+        ([7, 5, 6, 9, 3], 3, 3.0, True),  # so few that one image more or less decides who is full
+    ],
+)
+def test_dirichlet_counts_are_fedmls_written_longhand(totals, clients, alpha, balanced):
+    labels = np.repeat(np.arange(5), totals)
+    options = {"kind": "dirichlet", "alpha": alpha, "clients": clients, "balanced": balanced}
+    compared = 0
+    for seed in range(20):
+        expected = fedml_longhand(totals, clients, alpha, balanced, seed)
+        if expected.sum(axis=1).min() >= 2:  # or it is drawn again
+            assert np.array_equal(counts_of(labels, split(labels, seed, **options), 5), expected)
+            compared += 1
+    assert compared > 5
 
 
 def test_balanced_sizes_are_closer_to_each_other_than_plain_ones():
@@ -246,6 +263,16 @@ def test_matched_test_sets_respect_the_minimum_and_what_the_test_set_holds():
     assert only_zeros.tolist() == [0, 1, 2, 3, 4]
     assert len(only_ones) >= 20
     assert np.all(test[only_ones] == 1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_classes_that_train_or_test_images_lack_are_passed_over():
+    train = np.array([2] * 30 + [5] * 30 + [7] * 40, dtype=np.int64)  # the last client has no 7
+    test = np.array([1] * 20 + [5] * 20 + [7] * 20 + [9] * 40, dtype=np.int64)  # and there is no 2
+    parts = [np.arange(60, 100), np.arange(60)]
+    sevens, fives = matched_test(train, parts, test, PartitionOptions(), np.random.default_rng(0))
+    assert sevens.tolist() == list(range(40, 60))
+    assert fives.tolist() == list(range(20, 40))  # thirty wanted, and as many of the lacking class
 
 
 def test_rounding_of_tiny_test_sets_is_not_biased_to_the_largest_class():

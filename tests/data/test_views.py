@@ -22,7 +22,16 @@ from ssfl.data.transforms import (
     solarize,
     to_grey,
 )
-from ssfl.data.views import PRESETS, ViewOptions, Views, ViewSpec, _fallback, draw_boxes, resolve
+from ssfl.data.views import (
+    PRESETS,
+    ViewOptions,
+    Views,
+    ViewSpec,
+    _fallback,
+    draw_boxes,
+    draw_places,
+    resolve,
+)
 from ssfl.errors import ConfigError
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "torchvision.npz")
@@ -218,6 +227,7 @@ def test_supervised_views_are_shifted_and_flipped_but_never_rescaled():
     seen = {_key(view) for view in got.numpy()}
     assert seen <= possible
     assert len(seen) > 100
+    assert views.draws == 2 + 1  # a place and a flip
 
 
 def _key(image: np.ndarray) -> bytes:
@@ -304,6 +314,19 @@ def test_crop_boxes_are_distributed_as_torchvision_draws_them():
         chi2 = ((counts - theirs)[used] ** 2 / both[used]).sum()
         degrees = used.sum() - 1
         assert chi2 < degrees + 5 * math.sqrt(2 * degrees)
+
+
+def test_places_of_a_crop_are_all_equally_likely():
+    """Eleven from the top and four from the left, each with its own share of [0, 1)."""
+    tops, lefts = np.meshgrid(np.arange(11), np.arange(4), indexing="ij")
+    u = np.stack([(tops.ravel() + 0.5) / 11, (lefts.ravel() + 0.5) / 4], axis=1)
+    boxes = draw_places(torch.from_numpy(u), height=16, width=9, size=6)
+    assert boxes.top.tolist() == tops.ravel().tolist()
+    assert boxes.left.tolist() == lefts.ravel().tolist()
+    assert {*boxes.height.tolist(), *boxes.width.tolist()} == {6}
+    flat = draw_places(torch.from_numpy(u), height=4, width=9, size=6)  # there is no more height
+    assert {*flat.top.tolist()} == {0}
+    assert ({*flat.height.tolist()}, {*flat.width.tolist()}) == ({4}, {6})
 
 
 def test_a_place_at_the_very_end_of_the_range_stays_inside():
