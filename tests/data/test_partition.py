@@ -179,6 +179,17 @@ def test_shards_give_every_client_exactly_its_number_of_classes(clients, per_cli
         assert len(mine) == 0 or mine.max() - mine.min() <= 1
 
 
+def test_who_gets_which_class_and_who_the_image_left_over_is_drawn():
+    labels = balanced_labels(100)
+    first, larger = set(), set()
+    for seed in range(60):
+        first |= {*labels[split(labels, seed, kind="shards", clients=2, classes_per_client=1)[0]]}
+        parts = split(labels[:10] * 0, seed, kind="shards", clients=3, classes_per_client=1)
+        larger.add(int(np.argmax([len(part) for part in parts])))
+    assert first == set(range(10))
+    assert larger == {0, 1, 2}
+
+
 def test_natural_follows_owners_and_leaves_out_small_ones():
     owners = np.array([7, 3, 7, 3, 9, 7, 3], dtype=np.int64)
     parts = split(None, owners=owners, kind="natural", min_size=2)
@@ -197,10 +208,29 @@ def test_impossible_sizes_are_refused_in_one_sentence_before_any_draw():
         split(None, owners=labels, kind="iid", clients=40, min_size=200)
 
 
+def test_it_is_drawn_again_as_often_as_allowed_until_the_smallest_client_has_enough():
+    labels = np.repeat(np.arange(10), 100)
+    rng = np.random.default_rng(0)
+    draws = [fedml_longhand([100] * 10, 10, 5.0, False, rng) for _ in range(8)]
+    smallest = [int(draw.sum(axis=1).min()) for draw in draws]
+    place = int(np.argmax(smallest))
+    assert 0 < place < 7
+    options = {"kind": "dirichlet", "alpha": 5.0, "min_size": smallest[place]}
+    found = split(labels, max_redraws=place, **options)
+    assert np.array_equal(counts_of(labels, found, 10), draws[place])
+    says = (
+        rf"in {place} draws of 1,000 images over 10 clients .* more than {max(smallest[:place])}, "
+    )
+    with pytest.raises(DataError, match=says):
+        split(labels, max_redraws=place - 1, **options)
+
+
 def test_sizes_that_no_draw_meets_are_refused_with_advice():
-    labels = balanced_labels(1000)
-    with pytest.raises(DataError, match=r"in 6 draws of 1,000 images over 10 clients.*min_size"):
-        split(labels, kind="dirichlet", alpha=0.001, min_size=90, max_redraws=5)
+    with pytest.raises(DataError, match=r"never held more than 0, .* a larger alpha, balanced"):
+        split(balanced_labels(1000), 1, kind="dirichlet", alpha=0.001, min_size=90, max_redraws=5)
+    labels = np.repeat([0, 1], [1, 99])
+    with pytest.raises(DataError, match=r"never held more than 1, .* more classes each"):
+        split(labels, kind="shards", clients=2, classes_per_client=1)
 
 
 @pytest.mark.parametrize(
