@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.figure
@@ -21,7 +22,9 @@ from ssfl.commands.reproduce import reproduce as command
 from ssfl.config import load_config
 from ssfl.errors import CheckpointError, ConfigError
 from ssfl.experiment import Quiet
+from ssfl.federation.messages import Reply, TaskKind
 from ssfl.locks import claimed
+from ssfl.protocols.judge import ProtocolOptions
 from ssfl.reproduce import StudyResult, estimate, load_study, reproduce, studies
 from ssfl.reproduce.alike import differences
 from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_duration
@@ -29,6 +32,7 @@ from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.pages import collect, readme, write_pages
 from ssfl.reproduce.pictures import below
 from ssfl.reproduce.results import Figure, Partition, Result, Unfinished, load_result
+from ssfl.reproduce.study import _CURVE_POINTS as CURVE_POINTS
 from ssfl.reproduce.study import protocols
 from ssfl.reproduce.synthetic import make_gld23k
 from ssfl.reproduce.watch import Clock, OutOfTime, Plan, Until, Unwatched
@@ -498,6 +502,76 @@ def test_a_resumed_run_is_reckoned_by_what_is_left() -> None:
     assert timing.run(config) == pytest.approx(3 + 2 + 25 + 1 + 4)
     assert timing.run(config, done=40) == pytest.approx(3 + 2 + 5 + 1 + 4)
     assert timing.run(config, done=50) == pytest.approx(4)
+
+
+@pytest.mark.parametrize("every", [7, 10, 300])
+def test_evaluations_and_checkpoints_are_reckoned_one_by_one(every: int) -> None:
+    config = load_config("digits", [f"evaluation.every={every}", "run.checkpoint_every=9"])
+    timing = Timing(setup=0, warmup=0, round=0.5, judging=10, saving=1000, evaluation=0)
+    points = min(every, 200 // CURVE_POINTS)
+    judged = sum(done % points == 0 or done == 200 for done in range(1, 201))
+    saved = sum(done % 9 == 0 or done == 200 for done in range(1, 201))
+    assert timing.run(config, 200) == 100 + 10 * judged + 1000 * saved
+
+
+class Pretence:
+    """`train` and `evaluate` that take the time they are told, by a clock of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rounds: list[list[tuple[float, int]]]):
+        self.now, self.rounds = 100.0, rounds
+        monkeypatch.setattr(estimate, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(estimate, "train", self.train)
+        monkeypatch.setattr(estimate, "evaluate", self.evaluate)
+
+    def train(self, config: Any, out: Path, display: Any) -> Any:
+        assert (config.server.rounds, config.evaluation.every) == (3, 0)
+        self.now += 5
+        run = SimpleNamespace(config=config, facts={"train_images": 1000})
+        display.start(run, 10, 3, 0)
+        for number, replies in enumerate(self.rounds):
+            display.begin_round(number, len(replies))
+            for seconds, samples in replies:
+                self.now += seconds
+                display.reply(Reply(0, TaskKind.TRAIN, number, samples=samples))
+            display.row({"kind": "round"})
+        self.now += 0.5
+        display.row({"kind": "evaluation"})
+        self.now += 0.25
+        return run
+
+    def evaluate(self, *given: Any, **options: Any) -> None:
+        self.now += 7
+
+
+def measured(*settings: str) -> Timing:
+    config = load_config("digits", settings)
+    return estimate.measure(config, ("knn",), ProtocolOptions(), Path("nowhere"))
+
+
+def test_parts_of_a_run_are_told_apart_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    Pretence(monkeypatch, [[(3, 1), (61, 1)], [(1, 1)], [(2, 1)]])
+    monkeypatch.setattr(estimate, "PATIENCE", 65.0)
+    assert measured() == Timing(
+        setup=5, warmup=64 - 1.5, round=1.5, judging=0.5, saving=0.25, evaluation=7
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ((), 1),
+        (("server.clients_per_round=4",), 0.4),
+        (("partition.kind=natural", "server.clients_per_round=20"), 1),
+        (("server.clients_per_round=4", "partition.labelled=0.5"), 0.2),
+    ],
+)
+def test_a_round_that_takes_too_long_is_reckoned_by_the_images_seen(
+    settings: tuple[str, ...], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first client is waited for, however long it takes; then 50 images took 70 seconds."""
+    Pretence(monkeypatch, [[(1, 40), (2, 60)], [(61, 30), (9, 20), (1e9, 1)]])
+    per_round = 70 / 50 * 1000 * share
+    assert measured(*settings) == Timing(5, 0, pytest.approx(per_round), 0, 0, 0, partial=True)
 
 
 def test_arms_that_cost_the_same_are_timed_once_and_nothing_is_left_behind(
