@@ -297,12 +297,11 @@ def test_matched_test_sets_respect_the_minimum_and_what_the_test_set_holds():
 
 @pytest.mark.filterwarnings("error")
 def test_classes_that_train_or_test_images_lack_are_passed_over():
-    train = np.array([2] * 30 + [5] * 30 + [7] * 40, dtype=np.int64)  # the last client has no 7
-    test = np.array([1] * 20 + [5] * 20 + [7] * 20 + [9] * 40, dtype=np.int64)  # and there is no 2
-    parts = [np.arange(60, 100), np.arange(60)]
-    sevens, fives = matched_test(train, parts, test, PartitionOptions(), np.random.default_rng(0))
-    assert sevens.tolist() == list(range(40, 60))
-    assert fives.tolist() == list(range(20, 40))  # thirty wanted, and as many of the lacking class
+    train = np.repeat([5, 11, 7, 11], [30, 30, 40, 20])
+    test = np.repeat([1, 5, 7, 9], [20, 20, 20, 40])
+    parts = [np.arange(60), np.arange(60, 100), np.arange(100, 120)]
+    local = matched_test(train, parts, test, PartitionOptions(), np.random.default_rng(0))
+    assert [part.tolist() for part in local] == [list(range(20, 40)), list(range(40, 60)), []]
 
 
 def test_rounding_of_tiny_test_sets_is_not_biased_to_the_largest_class():
