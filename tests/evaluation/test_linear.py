@@ -383,8 +383,8 @@ def test_a_client_without_images_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        (torch.full((10,), 6), "6 classes needs 0 to 5"),
-        (torch.full((10,), -1), "needs 0 to 5"),
+        (torch.tensor([0] * 9 + [6]), "labels run from 0 to 6, .* 6 classes needs 0 to 5"),
+        (torch.tensor([0] * 9 + [-1]), "labels run from -1 to 0, .* needs 0 to 5"),
         (torch.zeros(9, dtype=torch.long), "10 feature rows came with 9 labels"),
     ],
 )
@@ -394,3 +394,13 @@ def test_labels_that_do_not_fit_are_refused_in_one_sentence(labels: Tensor, says
         linear_probe(x, labels, x, labels, 6, LinearOptions())
     with pytest.raises(DataError, match=says):
         federated_linear([x], [labels], x, labels, 6, LinearOptions())
+
+
+def test_nothing_to_train_on_or_to_test_with_is_refused() -> None:
+    x, y = torch.rand(10, 4), torch.arange(10) % 2
+    for n, tests, says in ((0, 10, "one labelled training image"), (10, 0, "one test image")):
+        given = (x[:tests], y[:tests], 2, PLAIN)
+        with pytest.raises(DataError, match=says):
+            linear_probe(x[:n], y[:n], *given)
+        with pytest.raises(DataError, match=says):
+            federated_linear([x[:n]], [y[:n]], *given)
