@@ -1,12 +1,14 @@
 """Studies: small ones run to their end, cut off and gone on with; the paper's are sound."""
 
 import json
+import math
 import re
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,13 +27,21 @@ from ssfl.experiment import Quiet
 from ssfl.federation.messages import Reply, TaskKind
 from ssfl.locks import claimed
 from ssfl.protocols.judge import ProtocolOptions
+from ssfl.protocols.scores import Score
 from ssfl.reproduce import StudyResult, estimate, load_study, reproduce, studies
 from ssfl.reproduce.alike import differences
 from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_duration
 from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.pages import collect, readme, write_pages
 from ssfl.reproduce.pictures import below
-from ssfl.reproduce.results import Figure, Partition, Result, Unfinished, load_result
+from ssfl.reproduce.results import (
+    Figure,
+    Partition,
+    Result,
+    Unfinished,
+    common_settings,
+    load_result,
+)
 from ssfl.reproduce.study import _CURVE_POINTS as CURVE_POINTS
 from ssfl.reproduce.study import protocols
 from ssfl.reproduce.synthetic import make_gld23k
@@ -653,6 +663,64 @@ def test_runs_of_different_rounds_are_never_averaged(empty: StudyResult, tmp_pat
     page = readme(found, tmp_path)
     assert "| 0.5000 | −0.2500 | **200**, not 800 |" in page
     assert "| 0.8100 ± 0.0100 | +0.0600 | 800 |" in page
+
+
+def test_rows_are_in_the_order_of_arms_rounds_and_seeds_whatever_came_first(
+    empty: StudyResult,
+) -> None:
+    runs = [
+        result("personal", 0, 900, 0.9),
+        result("plain", 0, 200, 0.5),
+        result("plain", 2, 800, 0.7),
+        result("plain", 0, 800, 0.6),
+    ]
+    rows = empty.model_copy(update={"results": runs}).rows()
+    assert [(row.arm.name, row.rounds, row.seeds) for row in rows] == [
+        ("plain", 800, (0, 2)),
+        ("plain", 200, (0,)),
+        ("personal", 900, (0,)),
+    ]
+    assert rows[0].values == (0.6, 0.7)
+    assert rows[0].std == pytest.approx(0.1 / math.sqrt(2))  # two make a spread
+    assert rows[1].std is None
+
+
+def test_a_spread_over_clients_is_the_mean_over_seeds(empty: StudyResult) -> None:
+    def over_clients(seed: int, std: float | None) -> Result:
+        figure = Figure(value=0.5, over="clients", std=std)
+        return Result(arm="personal", seed=seed, rounds=5, figures={"personal_knn": figure})
+
+    found = empty.model_copy(update={"results": [over_clients(0, 0.1), over_clients(1, 0.3)]})
+    assert found.rows()[0].client_std == pytest.approx(0.2)
+    found = empty.model_copy(update={"results": [over_clients(0, None), over_clients(1, 0.3)]})
+    assert found.rows()[0].client_std == 0.3
+    found = empty.model_copy(update={"results": [over_clients(0, None)]})
+    assert found.rows()[0].client_std is None
+
+
+def test_a_figure_has_all_that_its_score_has() -> None:
+    score = Score("personal_knn", 0.5, "clients", 2, 0.1, 0.6, 0.2, {0: 0.4, 3: 0.6})
+    figure = Figure.of(score).model_dump()
+    assert figure == {key: value for key, value in asdict(score).items() if key != "name"}
+
+
+def test_what_every_row_has_is_common_and_nothing_else(empty: StudyResult) -> None:
+    ways = ("local.lr=0.3", "model.width=4"), ("model.width=4", "run.x=1"), ("model.width=4",)
+    runs = [result("plain", 0, 5, 0.1, settings=settings) for settings in ways]
+    rows = empty.model_copy(update={"results": runs}).rows()
+    assert common_settings(rows) == ("model.width=4",)
+    assert common_settings(rows[:1]) == ways[0]
+    assert common_settings([]) == ()
+    # Other images are not the paper's; another rate is our affair.
+    assert rows[0].difference == pytest.approx(0.1 - 0.75)
+
+
+def test_a_run_is_unfinished_for_its_own_arm_and_seed_alone() -> None:
+    left = Unfinished(arm="plain", seed=1, why="stopped")
+    assert left.which == "seed 1"
+    assert left.is_of(result("plain", 1, 5, 0.1))
+    assert not left.is_of(result("plain", 0, 5, 0.1))
+    assert not left.is_of(result("personal", 1, 5, 0.1))
 
 
 def test_what_is_quoted_is_as_the_study_says_now_where_there_is_such_a_row(

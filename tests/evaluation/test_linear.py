@@ -206,8 +206,8 @@ def test_federated_training_is_fedavg_of_plain_sgd_on_clients_of_any_size(moment
     x, sizes = x.double(), [7, 150, 16, 1, 33, 93]
     clients = list(zip(x.split(sizes), y.split(sizes), strict=True))
     options = LinearOptions(
-        rounds=5,
-        local_epochs=2,
+        rounds=3,
+        local_epochs=3,
         batch=16,
         lr=0.1,
         momentum=momentum,
