@@ -814,6 +814,52 @@ def test_results_of_two_machines_are_put_together(empty: StudyResult) -> None:
     assert not both.unfinished
 
 
+def test_of_two_records_nothing_is_lost_and_nothing_is_twice(empty: StudyResult) -> None:
+    ours, theirs, gone = (Partition(data=name, sizes=[1]) for name in ("ours", "theirs", "gone"))
+    judged_then = empty.study.options.model_dump(mode="json") | {"clients": 7}
+    runs = [
+        result("personal", 0, 5, 0.1),
+        result("plain", 1, 5, 0.2, options=judged_then),
+        result("plain", 1, 9, 0.3),
+    ]
+    here = empty.model_copy(
+        update={
+            "results": [result("plain", 0, 5, 0.4)],
+            "partitions": {"plain": ours},
+            "unfinished": [
+                Unfinished(arm="plain", seed=3, rounds=5, why="ours"),
+                Unfinished(arm="plain", seed=1, rounds=5, why="only judged as it was then"),
+            ],
+        }
+    )
+    there = empty.model_copy(
+        update={
+            "results": [*runs, result("gone", 0, 5, 0.5)],
+            "former": [result("long gone", 0, 5, 0.6)],
+            "partitions": {"plain": theirs, "personal": theirs, "gone": gone},
+            "unfinished": [
+                Unfinished(arm="plain", seed=3, rounds=5, why="theirs"),
+                Unfinished(arm="personal", seed=7, rounds=5, why="left"),
+                Unfinished(arm="gone", seed=7, rounds=5, why="nobody asks"),
+            ],
+        }
+    )
+    both = here.joined(there)
+    assert [(r.arm, r.rounds, r.seed) for r in both.results] == [
+        ("plain", 9, 1),
+        ("plain", 5, 0),
+        ("plain", 5, 1),
+        ("personal", 5, 0),
+    ]
+    assert [r.arm for r in both.former] == ["gone", "long gone"]
+    assert both.partitions == {"plain": ours, "personal": theirs}
+    assert [u.why for u in both.unfinished] == ["left", "ours", "only judged as it was then"]
+    assert both.joined(there) == both
+    assert [
+        arm.name for arm in empty.model_copy(update={"partitions": {"plain": ours}}).not_run()
+    ] == ["personal"]
+
+
 def test_options_added_since_count_as_their_defaults_and_lost_ones_as_they_were(
     empty: StudyResult,
 ) -> None:
@@ -964,6 +1010,12 @@ def test_a_search_is_sorted_best_first_and_set_against_its_baseline(
     page = readme(found, tmp_path)
     assert "| figure | ours | against plain | rounds | seeds |" in page
     assert "| worse | kNN (Θ) | 0.4000 | −0.1000 |" in page
+    both = study.model_copy(update={"arms": arms, "figures": ("global_knn", "effective_rank")})
+    rank = {"effective_rank": Figure(value=9.0, over="features")}
+    ranked = [r.model_copy(update={"figures": {**r.figures, **rank}}) for r in results[:3]]
+    ranked[1] = results[1].model_copy(update={"figures": rank})  # the sort's own is not there
+    rows = found.model_copy(update={"study": both, "results": ranked}).rows()
+    assert [row.arm.name for row in rows] == ["better", "better", "plain", "plain", "worse"]
 
 
 def against_plain(empty: StudyResult, *runs: tuple[str, int, float, str]) -> list[float | None]:
