@@ -16,8 +16,8 @@ from ssfl.report.words import duration
 from tiny import tiny
 
 ROWS: list[dict[str, Any]] = [
-    {"kind": "baseline", "seconds": 1.0},
     {"kind": "round", "round": 0, "loss": 2.0, "seconds": 3.0, "images": 100},
+    {"kind": "baseline", "seconds": 1.0},
     {"kind": "evaluation", "round": 1, "knn_global": 0.4, "std_ratio": 0.8, "seconds": 0.5},
     {
         "kind": "round",
@@ -47,17 +47,22 @@ ROWS: list[dict[str, Any]] = [
 
 
 def record(
-    folder: Path, found: Evaluation | None = None, *, images: int = 99, **sections: Any
+    folder: Path,
+    found: Evaluation | None = None,
+    *,
+    rows: list[dict[str, Any]] = ROWS,
+    images: int = 99,
+    **sections: Any,
 ) -> Record:
-    """Of a run that consists of `ROWS` and what an evaluation found."""
+    """Of a run that consists of `rows` and what an evaluation found."""
     if found is not None:
         found.save(folder / "evaluation.json")
     run = SimpleNamespace(
         config=tiny(**sections),
-        metrics=ROWS,
+        metrics=rows,
         facts={"train_images": images, "test_images": 40, "clients": 5},
         clients=range(5),
-        final={"train_seconds": 10.0},
+        final={"train_seconds": 10.0} if rows else {},
         evaluation=folder / "evaluation.json",
     )
     return Record(run)  # type: ignore[arg-type]
@@ -123,6 +128,25 @@ def test_an_evaluation_of_this_very_checkpoint_goes_before_the_indicators(tmp_pa
     older = Evaluation(2, [over_images("global_knn", 0.7, 40)], {})
     assert record(tmp_path, older).evaluation is None
     assert record(tmp_path, older).scores[0].value == 0.5
+
+
+def test_where_nothing_was_judged_beside_the_training_the_evaluations_health_is_the_last(
+    tmp_path: Path,
+) -> None:
+    health = {"global": {"std_ratio": 0.5}, "2": {"std_ratio": 0.4}}
+    run = record(tmp_path, Evaluation(1, [], health), rows=ROWS[:1])
+    assert run.last == {"std_ratio": 0.5, "clients": {"2": {"std_ratio": 0.4}}}
+    with_labels = Evaluation(1, [over_images("global_knn", 0.7, 40)], health)
+    assert record(tmp_path, with_labels, rows=ROWS[:1]).last == {}
+    whole = record(tmp_path, Evaluation(3, [], health))
+    assert whole.last == ROWS[-1]
+
+
+def test_a_run_that_has_only_begun_has_nothing_to_tell(tmp_path: Path) -> None:
+    run = record(tmp_path, rows=[])
+    assert (run.done, run.last, run.scores, run.seconds) == (0, {}, [], [])
+    assert run.images_per_second is None
+    assert run.judging == [("the rest", 0.0)]
 
 
 @pytest.mark.parametrize(
