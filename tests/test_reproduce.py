@@ -735,6 +735,7 @@ def test_what_is_quoted_is_as_the_study_says_now_where_there_is_such_a_row(
     as_it_says = [result("plain", 0, 5, 0.4), result("plain", 0, 9, 0.5)]
     found = empty.model_copy(update={"results": [*others, *as_it_says]})
     assert found.value("plain", "global_federated_linear") == 0.5
+    assert [found.outdated(run) for run in others] == [(), ("options.clients=7",), ()]
     found = empty.model_copy(update={"results": others[:1]})
     assert found.value("plain", "global_federated_linear") == 0.1
 
