@@ -1,5 +1,6 @@
 """Studies: small ones run to their end, cut off and gone on with; the paper's are sound."""
 
+import csv
 import json
 import math
 import re
@@ -878,6 +879,66 @@ def test_options_added_since_count_as_their_defaults_and_lost_ones_as_they_were(
         ((0, 1, 2), ()),
         ((3,), ("local.haste=true",)),
     ]
+
+
+def test_made_up_images_may_be_other_images_and_nothing_else(empty: StudyResult) -> None:
+    config = empty.study.config(empty.study.arms[0], name="x", seed=0, rounds=5)
+    then = config.model_dump(mode="json")
+    then["data"]["test_fraction"], then["local"]["lr"] = 0.25, 7.0
+    real, made_up = (
+        result("plain", 0, 5, 0.1, config=then, synthetic=synthetic) for synthetic in (False, True)
+    )
+    assert empty.outdated(real) == ("data.test_fraction=0.25", "local.lr=7.0")
+    assert empty.outdated(made_up) == ("local.lr=7.0",)
+    asked = result("plain", 0, 5, 0.1, config=then, settings=("local.lr=7.0",))
+    assert empty.outdated(asked) == ("data.test_fraction=0.25",)
+
+
+def test_a_record_is_read_as_it_was_written_and_lists_of_numbers_take_a_line(
+    empty: StudyResult, tmp_path: Path
+) -> None:
+    figure = Figure(value=0.25, over="clients", n=2, std=0.1, weighted_mean=0.3)
+    judged_then = empty.study.options.model_dump(mode="json") | {"clients": 7}
+    run = Result(
+        arm="plain",
+        seed=4,
+        rounds=9,
+        settings=("model.width=4",),
+        options=judged_then,
+        figures={"global_federated_linear": figure},
+        curve={"round": [1, 2], "loss": [None, 1.5e-05]},
+        seconds=12.345,
+    )
+    part = Partition(data="d", sizes=[3, 4], classes=["cat", "dog"], counts=[[1, 2], [0, 4]])
+    found = empty.model_copy(update={"results": [run], "partitions": {"personal": part}})
+    found.save(tmp_path)
+    assert load_result(tmp_path / "results.json") == found
+    text = (tmp_path / "results.json").read_text()
+    assert '"loss": [ null, 1.5e-05 ]' in text
+    assert text.endswith("}\n")
+    with (tmp_path / "results.csv").open(newline="") as file:
+        first, *clients = csv.DictReader(file)
+    expected = {
+        "study": "tiny",
+        "arm": "plain",
+        "label": "Plain",
+        "settings": "model.width=4 options.clients=7",
+        "seed": "4",
+        "rounds": "9",
+        "figure": "global_federated_linear",
+        "value": "0.25",
+        "std_over_clients": "0.1",
+        "weighted_mean": "0.3",
+        "paper": "0.75",
+        "study_rounds": "800",
+        "seconds": "12.3",
+    }
+    assert {key: first[key] for key in expected} == expected
+    shown = [[line[key] for key in ("arm", "client", "images", "cat", "dog")] for line in clients]
+    assert shown == [["personal", "0", "3", "1", "2"], ["personal", "1", "4", "0", "4"]]
+    broken = run.model_copy(update={"curve": {"loss": [math.nan]}})
+    with pytest.raises(ValueError, match="Out of range"):
+        found.model_copy(update={"results": [broken]}).save(tmp_path)
 
 
 def test_a_recipe_that_is_elsewhere_says_nothing_and_runs_are_told_apart_all_the_same(
