@@ -276,6 +276,16 @@ def test_every_protocol_leaves_its_figure(found: protocols.Evaluation) -> None:
     assert all(0 <= score.value <= 1 for score in found.scores)
 
 
+def test_every_protocol_has_its_time_and_together_they_are_nearly_all_of_it(
+    found: protocols.Evaluation,
+) -> None:
+    spent = dict(found.seconds)
+    total = spent.pop("total")
+    assert set(spent) == {*protocols.PROTOCOLS, "loading", "features"}
+    assert all(seconds > 0 for seconds in spent.values())
+    assert sum(spent.values()) <= total < sum(spent.values()) + 60
+
+
 def test_what_is_written_is_what_was_found(personal: Run, found: protocols.Evaluation) -> None:
     assert load_evaluation(personal.path / "evaluation.json") == found
 
@@ -502,6 +512,13 @@ def test_without_labels_health_is_measured_whatever_was_asked_for(
     assert found.health["global"]["effective_rank"] > 1
     assert set(found.health) == {"global", "0", "1", "2", "3"}
     assert found.notes == ["the images have no labels: health in place of accuracy"]
+
+
+def test_without_test_images_health_is_measured_too(shared: Run, data: FederatedData) -> None:
+    bare = replace(data, dataset=replace(data.dataset, test=None), test_parts=None)
+    found = evaluate(shared, ["knn"], options=QUICK, data=bare)
+    assert (found.scores, set(found.health)) == ([], {"global", "0", "1", "2", "3"})
+    assert found.notes == ["there are no test images: health in place of accuracy"]
 
 
 def test_every_evaluation_of_a_run_without_labels_has_all_health_figures_of_every_client(
