@@ -124,7 +124,7 @@ def test_fine_tuning_is_nesterovs_descent_written_longhand(images: int, steps: i
     pixels = torch.randint(0, 256, (images, 1, 2, 2), dtype=torch.uint8, generator=dice)
     labels = torch.arange(images) % 3
     torch.manual_seed(0)
-    start = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh())
+    start = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh()).eval()
     options = FinetuneOptions(
         epochs=2, batch=4, lr=0.05, head_lr=0.2, momentum=0.8, weight_decay=0.1
     )
