@@ -1,13 +1,17 @@
 """Studies: small ones run to their end, cut off and gone on with; the paper's are sound."""
 
+import csv
 import json
+import math
 import re
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.figure
@@ -21,14 +25,25 @@ from ssfl.commands.reproduce import reproduce as command
 from ssfl.config import load_config
 from ssfl.errors import CheckpointError, ConfigError
 from ssfl.experiment import Quiet
+from ssfl.federation.messages import Reply, TaskKind
 from ssfl.locks import claimed
+from ssfl.protocols.judge import ProtocolOptions
+from ssfl.protocols.scores import Score
 from ssfl.reproduce import StudyResult, estimate, load_study, reproduce, studies
 from ssfl.reproduce.alike import differences
 from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_duration
 from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.pages import collect, readme, write_pages
 from ssfl.reproduce.pictures import below
-from ssfl.reproduce.results import Figure, Partition, Result, Unfinished, load_result
+from ssfl.reproduce.results import (
+    Figure,
+    Partition,
+    Result,
+    Unfinished,
+    common_settings,
+    load_result,
+)
+from ssfl.reproduce.study import _CURVE_POINTS as CURVE_POINTS
 from ssfl.reproduce.study import protocols
 from ssfl.reproduce.synthetic import make_gld23k
 from ssfl.reproduce.watch import Clock, OutOfTime, Plan, Until, Unwatched
@@ -500,6 +515,76 @@ def test_a_resumed_run_is_reckoned_by_what_is_left() -> None:
     assert timing.run(config, done=50) == pytest.approx(4)
 
 
+@pytest.mark.parametrize("every", [7, 10, 300])
+def test_evaluations_and_checkpoints_are_reckoned_one_by_one(every: int) -> None:
+    config = load_config("digits", [f"evaluation.every={every}", "run.checkpoint_every=9"])
+    timing = Timing(setup=0, warmup=0, round=0.5, judging=10, saving=1000, evaluation=0)
+    points = min(every, 200 // CURVE_POINTS)
+    judged = sum(done % points == 0 or done == 200 for done in range(1, 201))
+    saved = sum(done % 9 == 0 or done == 200 for done in range(1, 201))
+    assert timing.run(config, 200) == 100 + 10 * judged + 1000 * saved
+
+
+class Pretence:
+    """`train` and `evaluate` that take the time they are told, by a clock of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rounds: list[list[tuple[float, int]]]):
+        self.now, self.rounds = 100.0, rounds
+        monkeypatch.setattr(estimate, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(estimate, "train", self.train)
+        monkeypatch.setattr(estimate, "evaluate", self.evaluate)
+
+    def train(self, config: Any, out: Path, display: Any) -> Any:
+        assert (config.server.rounds, config.evaluation.every) == (3, 0)
+        self.now += 5
+        run = SimpleNamespace(config=config, facts={"train_images": 1000})
+        display.start(run, 10, 3, 0)
+        for number, replies in enumerate(self.rounds):
+            display.begin_round(number, len(replies))
+            for seconds, samples in replies:
+                self.now += seconds
+                display.reply(Reply(0, TaskKind.TRAIN, number, samples=samples))
+            display.row({"kind": "round"})
+        self.now += 0.5
+        display.row({"kind": "evaluation"})
+        self.now += 0.25
+        return run
+
+    def evaluate(self, *given: Any, **options: Any) -> None:
+        self.now += 7
+
+
+def measured(*settings: str) -> Timing:
+    config = load_config("digits", settings)
+    return estimate.measure(config, ("knn",), ProtocolOptions(), Path("nowhere"))
+
+
+def test_parts_of_a_run_are_told_apart_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    Pretence(monkeypatch, [[(3, 1), (61, 1)], [(1, 1)], [(2, 1)]])
+    monkeypatch.setattr(estimate, "PATIENCE", 65.0)
+    assert measured() == Timing(
+        setup=5, warmup=64 - 1.5, round=1.5, judging=0.5, saving=0.25, evaluation=7
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ((), 1),
+        (("server.clients_per_round=4",), 0.4),
+        (("partition.kind=natural", "server.clients_per_round=20"), 1),
+        (("server.clients_per_round=4", "partition.labelled=0.5"), 0.2),
+    ],
+)
+def test_a_round_that_takes_too_long_is_reckoned_by_the_images_seen(
+    settings: tuple[str, ...], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first client is waited for, however long it takes; then 50 images took 70 seconds."""
+    Pretence(monkeypatch, [[(1, 40), (2, 60)], [(61, 30), (9, 20), (1e9, 1)]])
+    per_round = 70 / 50 * 1000 * share
+    assert measured(*settings) == Timing(5, 0, pytest.approx(per_round), 0, 0, 0, partial=True)
+
+
 def test_arms_that_cost_the_same_are_timed_once_and_nothing_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -581,6 +666,64 @@ def test_runs_of_different_rounds_are_never_averaged(empty: StudyResult, tmp_pat
     assert "| 0.8100 ± 0.0100 | +0.0600 | 800 |" in page
 
 
+def test_rows_are_in_the_order_of_arms_rounds_and_seeds_whatever_came_first(
+    empty: StudyResult,
+) -> None:
+    runs = [
+        result("personal", 0, 900, 0.9),
+        result("plain", 0, 200, 0.5),
+        result("plain", 2, 800, 0.7),
+        result("plain", 0, 800, 0.6),
+    ]
+    rows = empty.model_copy(update={"results": runs}).rows()
+    assert [(row.arm.name, row.rounds, row.seeds) for row in rows] == [
+        ("plain", 800, (0, 2)),
+        ("plain", 200, (0,)),
+        ("personal", 900, (0,)),
+    ]
+    assert rows[0].values == (0.6, 0.7)
+    assert rows[0].std == pytest.approx(0.1 / math.sqrt(2))  # two make a spread
+    assert rows[1].std is None
+
+
+def test_a_spread_over_clients_is_the_mean_over_seeds(empty: StudyResult) -> None:
+    def over_clients(seed: int, std: float | None) -> Result:
+        figure = Figure(value=0.5, over="clients", std=std)
+        return Result(arm="personal", seed=seed, rounds=5, figures={"personal_knn": figure})
+
+    found = empty.model_copy(update={"results": [over_clients(0, 0.1), over_clients(1, 0.3)]})
+    assert found.rows()[0].client_std == pytest.approx(0.2)
+    found = empty.model_copy(update={"results": [over_clients(0, None), over_clients(1, 0.3)]})
+    assert found.rows()[0].client_std == 0.3
+    found = empty.model_copy(update={"results": [over_clients(0, None)]})
+    assert found.rows()[0].client_std is None
+
+
+def test_a_figure_has_all_that_its_score_has() -> None:
+    score = Score("personal_knn", 0.5, "clients", 2, 0.1, 0.6, 0.2, {0: 0.4, 3: 0.6})
+    figure = Figure.of(score).model_dump()
+    assert figure == {key: value for key, value in asdict(score).items() if key != "name"}
+
+
+def test_what_every_row_has_is_common_and_nothing_else(empty: StudyResult) -> None:
+    ways = ("local.lr=0.3", "model.width=4"), ("model.width=4", "run.x=1"), ("model.width=4",)
+    runs = [result("plain", 0, 5, 0.1, settings=settings) for settings in ways]
+    rows = empty.model_copy(update={"results": runs}).rows()
+    assert common_settings(rows) == ("model.width=4",)
+    assert common_settings(rows[:1]) == ways[0]
+    assert common_settings([]) == ()
+    # Other images are not the paper's; another rate is our affair.
+    assert rows[0].difference == pytest.approx(0.1 - 0.75)
+
+
+def test_a_run_is_unfinished_for_its_own_arm_and_seed_alone() -> None:
+    left = Unfinished(arm="plain", seed=1, why="stopped")
+    assert left.which == "seed 1"
+    assert left.is_of(result("plain", 1, 5, 0.1))
+    assert not left.is_of(result("plain", 0, 5, 0.1))
+    assert not left.is_of(result("personal", 1, 5, 0.1))
+
+
 def test_what_is_quoted_is_as_the_study_says_now_where_there_is_such_a_row(
     empty: StudyResult,
 ) -> None:
@@ -593,6 +736,7 @@ def test_what_is_quoted_is_as_the_study_says_now_where_there_is_such_a_row(
     as_it_says = [result("plain", 0, 5, 0.4), result("plain", 0, 9, 0.5)]
     found = empty.model_copy(update={"results": [*others, *as_it_says]})
     assert found.value("plain", "global_federated_linear") == 0.5
+    assert [found.outdated(run) for run in others] == [(), ("options.clients=7",), ()]
     found = empty.model_copy(update={"results": others[:1]})
     assert found.value("plain", "global_federated_linear") == 0.1
 
@@ -672,6 +816,52 @@ def test_results_of_two_machines_are_put_together(empty: StudyResult) -> None:
     assert not both.unfinished
 
 
+def test_of_two_records_nothing_is_lost_and_nothing_is_twice(empty: StudyResult) -> None:
+    ours, theirs, gone = (Partition(data=name, sizes=[1]) for name in ("ours", "theirs", "gone"))
+    judged_then = empty.study.options.model_dump(mode="json") | {"clients": 7}
+    runs = [
+        result("personal", 0, 5, 0.1),
+        result("plain", 1, 5, 0.2, options=judged_then),
+        result("plain", 1, 9, 0.3),
+    ]
+    here = empty.model_copy(
+        update={
+            "results": [result("plain", 0, 5, 0.4)],
+            "partitions": {"plain": ours},
+            "unfinished": [
+                Unfinished(arm="plain", seed=3, rounds=5, why="ours"),
+                Unfinished(arm="plain", seed=1, rounds=5, why="only judged as it was then"),
+            ],
+        }
+    )
+    there = empty.model_copy(
+        update={
+            "results": [*runs, result("gone", 0, 5, 0.5)],
+            "former": [result("long gone", 0, 5, 0.6)],
+            "partitions": {"plain": theirs, "personal": theirs, "gone": gone},
+            "unfinished": [
+                Unfinished(arm="plain", seed=3, rounds=5, why="theirs"),
+                Unfinished(arm="personal", seed=7, rounds=5, why="left"),
+                Unfinished(arm="gone", seed=7, rounds=5, why="nobody asks"),
+            ],
+        }
+    )
+    both = here.joined(there)
+    assert [(r.arm, r.rounds, r.seed) for r in both.results] == [
+        ("plain", 9, 1),
+        ("plain", 5, 0),
+        ("plain", 5, 1),
+        ("personal", 5, 0),
+    ]
+    assert [r.arm for r in both.former] == ["gone", "long gone"]
+    assert both.partitions == {"plain": ours, "personal": theirs}
+    assert [u.why for u in both.unfinished] == ["left", "ours", "only judged as it was then"]
+    assert both.joined(there) == both
+    assert [
+        arm.name for arm in empty.model_copy(update={"partitions": {"plain": ours}}).not_run()
+    ] == ["personal"]
+
+
 def test_options_added_since_count_as_their_defaults_and_lost_ones_as_they_were(
     empty: StudyResult,
 ) -> None:
@@ -689,6 +879,66 @@ def test_options_added_since_count_as_their_defaults_and_lost_ones_as_they_were(
         ((0, 1, 2), ()),
         ((3,), ("local.haste=true",)),
     ]
+
+
+def test_made_up_images_may_be_other_images_and_nothing_else(empty: StudyResult) -> None:
+    config = empty.study.config(empty.study.arms[0], name="x", seed=0, rounds=5)
+    then = config.model_dump(mode="json")
+    then["data"]["test_fraction"], then["local"]["lr"] = 0.25, 7.0
+    real, made_up = (
+        result("plain", 0, 5, 0.1, config=then, synthetic=synthetic) for synthetic in (False, True)
+    )
+    assert empty.outdated(real) == ("data.test_fraction=0.25", "local.lr=7.0")
+    assert empty.outdated(made_up) == ("local.lr=7.0",)
+    asked = result("plain", 0, 5, 0.1, config=then, settings=("local.lr=7.0",))
+    assert empty.outdated(asked) == ("data.test_fraction=0.25",)
+
+
+def test_a_record_is_read_as_it_was_written_and_lists_of_numbers_take_a_line(
+    empty: StudyResult, tmp_path: Path
+) -> None:
+    figure = Figure(value=0.25, over="clients", n=2, std=0.1, weighted_mean=0.3)
+    judged_then = empty.study.options.model_dump(mode="json") | {"clients": 7}
+    run = Result(
+        arm="plain",
+        seed=4,
+        rounds=9,
+        settings=("model.width=4",),
+        options=judged_then,
+        figures={"global_federated_linear": figure},
+        curve={"round": [1, 2], "loss": [None, 1.5e-05]},
+        seconds=12.345,
+    )
+    part = Partition(data="d", sizes=[3, 4], classes=["cat", "dog"], counts=[[1, 2], [0, 4]])
+    found = empty.model_copy(update={"results": [run], "partitions": {"personal": part}})
+    found.save(tmp_path)
+    assert load_result(tmp_path / "results.json") == found
+    text = (tmp_path / "results.json").read_text()
+    assert '"loss": [ null, 1.5e-05 ]' in text
+    assert text.endswith("}\n")
+    with (tmp_path / "results.csv").open(newline="") as file:
+        first, *clients = csv.DictReader(file)
+    expected = {
+        "study": "tiny",
+        "arm": "plain",
+        "label": "Plain",
+        "settings": "model.width=4 options.clients=7",
+        "seed": "4",
+        "rounds": "9",
+        "figure": "global_federated_linear",
+        "value": "0.25",
+        "std_over_clients": "0.1",
+        "weighted_mean": "0.3",
+        "paper": "0.75",
+        "study_rounds": "800",
+        "seconds": "12.3",
+    }
+    assert {key: first[key] for key in expected} == expected
+    shown = [[line[key] for key in ("arm", "client", "images", "cat", "dog")] for line in clients]
+    assert shown == [["personal", "0", "3", "1", "2"], ["personal", "1", "4", "0", "4"]]
+    broken = run.model_copy(update={"curve": {"loss": [math.nan]}})
+    with pytest.raises(ValueError, match="Out of range"):
+        found.model_copy(update={"results": [broken]}).save(tmp_path)
 
 
 def test_a_recipe_that_is_elsewhere_says_nothing_and_runs_are_told_apart_all_the_same(
@@ -822,6 +1072,12 @@ def test_a_search_is_sorted_best_first_and_set_against_its_baseline(
     page = readme(found, tmp_path)
     assert "| figure | ours | against plain | rounds | seeds |" in page
     assert "| worse | kNN (Θ) | 0.4000 | −0.1000 |" in page
+    both = study.model_copy(update={"arms": arms, "figures": ("global_knn", "effective_rank")})
+    rank = {"effective_rank": Figure(value=9.0, over="features")}
+    ranked = [r.model_copy(update={"figures": {**r.figures, **rank}}) for r in results[:3]]
+    ranked[1] = results[1].model_copy(update={"figures": rank})  # the sort's own is not there
+    rows = found.model_copy(update={"study": both, "results": ranked}).rows()
+    assert [row.arm.name for row in rows] == ["better", "better", "plain", "plain", "worse"]
 
 
 def against_plain(empty: StudyResult, *runs: tuple[str, int, float, str]) -> list[float | None]:

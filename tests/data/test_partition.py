@@ -117,27 +117,44 @@ def test_balanced_gives_no_more_to_a_client_that_already_holds_its_share(seed, a
         assert np.all(held_before[row > 0] < 1000 / clients)
 
 
-@pytest.mark.parametrize(("clients", "alpha", "balanced"), [(10, 0.5, True), (7, 1.0, False)])
-def test_dirichlet_counts_are_fedmls_written_longhand(clients, alpha, balanced):
-    """FedML's partition_class_samples_with_dirichlet_distribution, class after class, of the same
-    draws of p_c: the share p_(c,k) of class c, cut where its cumulated sum is rounded down."""
-    labels = np.repeat(np.arange(5), [400, 150, 900, 33, 600])
-    options = {"kind": "dirichlet", "alpha": alpha, "clients": clients, "balanced": balanced}
-    found = counts_of(labels, split(labels, seed=3, **options), 5)
-    rng = np.random.default_rng(3)
-    held = [0] * clients
-    for c, total in enumerate([400, 150, 900, 33, 600]):
+def fedml_longhand(totals, clients, alpha, balanced, seed):
+    """FedML's partition_class_samples_with_dirichlet_distribution, class after class: the share
+    p_(c,k) of class c, cut where its cumulated sum is rounded down. What rounding leaves of a
+    class is, other than there, never one's who has no share of it."""
+    rng = np.random.default_rng(seed)
+    held, found = [0] * clients, []
+    for total in totals:
         p = rng.dirichlet(np.repeat(alpha, clients))
         if balanced:
             p = np.array(
-                [p_k * (h < len(labels) / clients) for p_k, h in zip(p, held, strict=True)]
+                [p_k * (h < sum(totals) / clients) for p_k, h in zip(p, held, strict=True)]
             )
             p = p / p.sum()
         places = (np.cumsum(p) * total).astype(int)[:-1]
-        counts = [len(part) for part in np.split(np.arange(total), places)]
-        held = [h + n for h, n in zip(held, counts, strict=True)]
-        assert found[:, c].tolist() == counts
-    assert min(held) >= 2  # or it would have been drawn again
+        places[max(k for k in range(clients) if p[k] > 0) :] = total
+        found.append([len(part) for part in np.split(np.arange(total), places)])
+        held = [h + n for h, n in zip(held, found[-1], strict=True)]
+    return np.array(found).T
+
+
+@pytest.mark.parametrize(
+    ("totals", "clients", "alpha", "balanced"),
+    [
+        ([400, 150, 900, 33, 600], 10, 0.5, True),
+        ([400, 150, 900, 33, 600], 7, 1.0, False),
+        ([7, 5, 6, 9, 3], 3, 3.0, True),  # so few that one image more or less decides who is full
+    ],
+)
+def test_dirichlet_counts_are_fedmls_written_longhand(totals, clients, alpha, balanced):
+    labels = np.repeat(np.arange(5), totals)
+    options = {"kind": "dirichlet", "alpha": alpha, "clients": clients, "balanced": balanced}
+    compared = 0
+    for seed in range(20):
+        expected = fedml_longhand(totals, clients, alpha, balanced, seed)
+        if expected.sum(axis=1).min() >= 2:  # or it is drawn again
+            assert np.array_equal(counts_of(labels, split(labels, seed, **options), 5), expected)
+            compared += 1
+    assert compared > 5
 
 
 def test_balanced_sizes_are_closer_to_each_other_than_plain_ones():
@@ -162,6 +179,17 @@ def test_shards_give_every_client_exactly_its_number_of_classes(clients, per_cli
         assert len(mine) == 0 or mine.max() - mine.min() <= 1
 
 
+def test_who_gets_which_class_and_who_the_image_left_over_is_drawn():
+    labels = balanced_labels(100)
+    first, larger = set(), set()
+    for seed in range(60):
+        first |= {*labels[split(labels, seed, kind="shards", clients=2, classes_per_client=1)[0]]}
+        parts = split(labels[:10] * 0, seed, kind="shards", clients=3, classes_per_client=1)
+        larger.add(int(np.argmax([len(part) for part in parts])))
+    assert first == set(range(10))
+    assert larger == {0, 1, 2}
+
+
 def test_natural_follows_owners_and_leaves_out_small_ones():
     owners = np.array([7, 3, 7, 3, 9, 7, 3], dtype=np.int64)
     parts = split(None, owners=owners, kind="natural", min_size=2)
@@ -180,10 +208,29 @@ def test_impossible_sizes_are_refused_in_one_sentence_before_any_draw():
         split(None, owners=labels, kind="iid", clients=40, min_size=200)
 
 
+def test_it_is_drawn_again_as_often_as_allowed_until_the_smallest_client_has_enough():
+    labels = np.repeat(np.arange(10), 100)
+    rng = np.random.default_rng(0)
+    draws = [fedml_longhand([100] * 10, 10, 5.0, False, rng) for _ in range(8)]
+    smallest = [int(draw.sum(axis=1).min()) for draw in draws]
+    place = int(np.argmax(smallest))
+    assert 0 < place < 7
+    options = {"kind": "dirichlet", "alpha": 5.0, "min_size": smallest[place]}
+    found = split(labels, max_redraws=place, **options)
+    assert np.array_equal(counts_of(labels, found, 10), draws[place])
+    says = (
+        rf"in {place} draws of 1,000 images over 10 clients .* more than {max(smallest[:place])}, "
+    )
+    with pytest.raises(DataError, match=says):
+        split(labels, max_redraws=place - 1, **options)
+
+
 def test_sizes_that_no_draw_meets_are_refused_with_advice():
-    labels = balanced_labels(1000)
-    with pytest.raises(DataError, match=r"in 6 draws of 1,000 images.*partition\.min_size is 90"):
-        split(labels, kind="dirichlet", alpha=0.001, min_size=90, max_redraws=5)
+    with pytest.raises(DataError, match=r"never held more than 0, .* a larger alpha, balanced"):
+        split(balanced_labels(1000), 1, kind="dirichlet", alpha=0.001, min_size=90, max_redraws=5)
+    labels = np.repeat([0, 1], [1, 99])
+    with pytest.raises(DataError, match=r"never held more than 1, .* larger classes_per_client"):
+        split(labels, kind="shards", clients=2, classes_per_client=1)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +293,15 @@ def test_matched_test_sets_respect_the_minimum_and_what_the_test_set_holds():
     assert only_zeros.tolist() == [0, 1, 2, 3, 4]
     assert len(only_ones) >= 20
     assert np.all(test[only_ones] == 1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_classes_that_train_or_test_images_lack_are_passed_over():
+    train = np.repeat([5, 11, 7, 11], [30, 30, 40, 20])
+    test = np.repeat([1, 5, 7, 9], [20, 20, 20, 40])
+    parts = [np.arange(60), np.arange(60, 100), np.arange(100, 120)]
+    local = matched_test(train, parts, test, PartitionOptions(), np.random.default_rng(0))
+    assert [part.tolist() for part in local] == [list(range(20, 40)), list(range(40, 60)), []]
 
 
 def test_rounding_of_tiny_test_sets_is_not_biased_to_the_largest_class():

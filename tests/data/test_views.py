@@ -22,7 +22,16 @@ from ssfl.data.transforms import (
     solarize,
     to_grey,
 )
-from ssfl.data.views import ViewOptions, Views, ViewSpec, _fallback, draw_boxes, resolve
+from ssfl.data.views import (
+    PRESETS,
+    ViewOptions,
+    Views,
+    ViewSpec,
+    _fallback,
+    draw_boxes,
+    draw_places,
+    resolve,
+)
 from ssfl.errors import ConfigError
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "torchvision.npz")
@@ -198,6 +207,10 @@ def test_without_augmentation_views_are_the_plain_images():
     both = views(images, torch.empty(2, 3, 0))
     assert torch.equal(both[0], views.plain(images))
     assert torch.equal(both[1], both[0])
+    for height, width in ((20, 32), (32, 20), (40, 48)):  # of another size: resized whole
+        images = torch.nn.functional.pad(some_images(3), (0, width - 32, 0, height - 32))
+        got = views(images, torch.empty(1, 3, 0))[0]
+        torch.testing.assert_close(got, views.plain(images), rtol=0, atol=1e-5)
 
 
 def test_supervised_views_are_shifted_and_flipped_but_never_rescaled():
@@ -214,6 +227,7 @@ def test_supervised_views_are_shifted_and_flipped_but_never_rescaled():
     seen = {_key(view) for view in got.numpy()}
     assert seen <= possible
     assert len(seen) > 100
+    assert views.draws == 2 + 1  # a place and a flip
 
 
 def _key(image: np.ndarray) -> bytes:
@@ -234,6 +248,24 @@ def test_wrong_uniforms_are_refused():
     views = make("cifar")
     with pytest.raises(ValueError, match="do not fit 4 images"):
         views(some_images(4), torch.rand(2, 4, views.draws + 1))
+    with pytest.raises(ValueError, match="do not fit 4 images"):
+        views(some_images(4), torch.rand(2, 3, views.draws))
+
+
+def test_what_is_never_to_happen_does_not_happen_at_a_draw_of_zero():
+    images = some_images(3)
+    views = make("none", solarize=(0.0, 1.0))
+    untouched, inverted = views(images, torch.zeros(2, 3, views.draws))
+    assert torch.equal(untouched, views.plain(images))
+    assert not torch.equal(inverted, untouched)
+
+
+def test_all_that_views_keep_is_on_their_device():
+    """A captured step may not copy from the host."""
+    spec = resolve(ViewOptions(), preset="photo", image_size=32, **RGB)
+    kept = [value for value in vars(Views(spec, "meta")).values() if torch.is_tensor(value)]
+    assert {tensor.device.type for tensor in kept} == {"meta"}
+    assert len(kept) == 4
 
 
 # --- how often ------------------------------------------------------------------------------
@@ -282,6 +314,19 @@ def test_crop_boxes_are_distributed_as_torchvision_draws_them():
         chi2 = ((counts - theirs)[used] ** 2 / both[used]).sum()
         degrees = used.sum() - 1
         assert chi2 < degrees + 5 * math.sqrt(2 * degrees)
+
+
+def test_places_of_a_crop_are_all_equally_likely():
+    """Eleven from the top and four from the left, each with its own share of [0, 1)."""
+    tops, lefts = np.meshgrid(np.arange(11), np.arange(4), indexing="ij")
+    u = np.stack([(tops.ravel() + 0.5) / 11, (lefts.ravel() + 0.5) / 4], axis=1)
+    boxes = draw_places(torch.from_numpy(u), height=16, width=9, size=6)
+    assert boxes.top.tolist() == tops.ravel().tolist()
+    assert boxes.left.tolist() == lefts.ravel().tolist()
+    assert {*boxes.height.tolist(), *boxes.width.tolist()} == {6}
+    flat = draw_places(torch.from_numpy(u), height=4, width=9, size=6)  # there is no more height
+    assert {*flat.top.tolist()} == {0}
+    assert ({*flat.height.tolist()}, {*flat.width.tolist()}) == ({4}, {6})
 
 
 def test_a_place_at_the_very_end_of_the_range_stays_inside():
@@ -376,7 +421,30 @@ def test_an_unknown_preset_is_refused_with_the_known_ones():
 
 def test_a_blur_wider_than_the_image_is_refused():
     with pytest.raises(ConfigError, match="too wide"):
-        resolve(ViewOptions(blur=0.5, blur_kernel=23), preset="cifar", image_size=8, **RGB)
+        resolve(ViewOptions(blur=0.5, blur_kernel=17), preset="cifar", image_size=8, **RGB)
+    widest = make("cifar", image_size=8, blur=1.0, blur_kernel=15)
+    assert widest(some_images(2, size=8), some_uniforms(widest, 2)).isfinite().all()
+    off = resolve(ViewOptions(blur_kernel=17), preset="cifar", image_size=8, **RGB)
+    assert off.blur == 0
+
+
+def test_presets_have_the_numbers_that_recorded_runs_had():
+    colours = {"jitter": (0.4, 0.4, 0.4, 0.1), "jitter_p": 0.8, "grey": 0.2}
+    simsiam = {"crop_scale": (0.2, 1.0), "flip": 0.5, **colours}
+    expected = {
+        "cifar": simsiam,
+        "photo": {**simsiam, "blur": 0.5, "blur_sigma": (0.1, 2.0)},
+        "digits": {"crop_scale": (0.4, 1.0), "padding": 1},
+        "supervised": {"padding": 4, "flip": 0.5},
+        "none": {},
+    }
+    for name, preset in PRESETS.items():
+        assert preset.model_dump(exclude_none=True, exclude={"preset"}) == expected.pop(name)
+    assert not expected
+
+
+def test_the_smallest_kernel_has_three_pixels():
+    assert resolve(ViewOptions(), preset="photo", image_size=8, **RGB).blur_kernel == 3
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
-"""Fine-tuning learns and touches only its copy."""
+"""Fine-tuning learns as SGD written longhand does, and touches only its copy."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from ssfl import seeding
 from ssfl.errors import DataError
 from ssfl.evaluation.finetune import FinetuneOptions, FinetuneResult, finetune
 from ssfl.evaluation.linear import LinearOptions, linear_probe
@@ -112,3 +115,46 @@ def test_fewer_than_two_labelled_images_is_an_error_for_people() -> None:
     x, y = stripes(1, seed=0)
     with pytest.raises(DataError, match="at least two labelled images"):
         finetune(encoder(), x, y, x, y, normalise, None, FAST, 0, "cpu")
+
+
+@pytest.mark.parametrize(("images", "steps"), [(14, 4), (13, 3), (12, 3)])
+def test_fine_tuning_is_nesterovs_descent_written_longhand(images: int, steps: int) -> None:
+    """A tail of two images is trained on, a tail of one is not."""
+    dice = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (images, 1, 2, 2), dtype=torch.uint8, generator=dice)
+    labels = torch.arange(images) % 3
+    torch.manual_seed(0)
+    start = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh()).eval()
+    options = FinetuneOptions(
+        epochs=2, batch=4, lr=0.05, head_lr=0.2, momentum=0.8, weight_decay=0.1
+    )
+    data = (pixels, labels, pixels, labels)
+    found = finetune(start, *data, normalise, None, options, 7, "cpu", classes=4)
+    network = copy.deepcopy(start).double().train()
+    head = nn.Linear(5, 4).double()
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    rates = dict.fromkeys(network.parameters(), 0.05) | dict.fromkeys(head.parameters(), 0.2)
+    velocity = {p: torch.zeros_like(p) for p in rates}
+    order = seeding.torch_generator(7, "finetune-order")
+    for epoch in range(2):
+        losses = []
+        for step, rows in enumerate(torch.randperm(images, generator=order).split(4)[:steps]):
+            loss = F.cross_entropy(head(network(normalise(pixels[rows]).double())), labels[rows])
+            losses.append(loss.item())
+            cosine = (1 + math.cos(math.pi * (epoch * steps + step) / (2 * steps))) / 2
+            gradients = torch.autograd.grad(loss, list(rates))
+            with torch.no_grad():
+                for (p, rate), gradient in zip(rates.items(), gradients, strict=True):
+                    pull = gradient + 0.1 * p
+                    velocity[p] = 0.8 * velocity[p] + pull
+                    p -= rate * cosine * (pull + 0.8 * velocity[p])
+    ours = [*found.encoder.parameters(), *found.encoder.buffers(), *found.head.parameters()]
+    theirs = [*network.parameters(), *network.buffers(), *head.parameters()]
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.to(other.dtype), other, rtol=1e-4, atol=1e-5)
+    assert found.loss == pytest.approx(sum(losses) / steps, rel=1e-5)
+    right = head(network.eval()(normalise(pixels).double())).argmax(1) == labels
+    assert found.accuracy == pytest.approx(right.double().mean().item())
+    assert not found.encoder.training
+    assert not found.head.training

@@ -1,6 +1,7 @@
 """Label-free health against closed forms and longhand NumPy."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from ssfl.evaluation.health import (
     trouble,
     uniformity,
 )
+from ssfl.evaluation.spread import spread, thin
 
 
 def gaussian(n: int, d: int, seed: int = 0) -> Tensor:
@@ -34,18 +36,19 @@ def test_isotropic_features_fill_the_sphere_and_use_every_dimension() -> None:
 
 
 def test_std_is_numpys_on_normalised_rows() -> None:
-    x = gaussian(50, 7).double() + 0.5
-    unit = x.numpy() / np.linalg.norm(x.numpy(), axis=1, keepdims=True)
+    x = gaussian(50, 7) + 50
+    exact = x.double().numpy()
+    unit = exact / np.linalg.norm(exact, axis=1, keepdims=True)
     expected = unit.std(0, ddof=1).mean()
-    assert feature_std(x) == pytest.approx((expected, expected * math.sqrt(7)))
+    assert feature_std(x) == pytest.approx((expected, expected * math.sqrt(7)), rel=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(200, 12), (12, 200), (30, 30)])
 def test_effective_rank_is_the_entropy_of_singular_values_for_any_shape(
     shape: tuple[int, int],
 ) -> None:
-    x = gaussian(*shape).double() * torch.logspace(0, -3, shape[1]) + 0.2
-    shares = np.linalg.svd(x.numpy(), compute_uv=False)
+    x = gaussian(*shape) * torch.logspace(0, -3, shape[1]) + 0.2
+    shares = np.linalg.svd(x.double().numpy(), compute_uv=False)
     shares = shares / shares.sum()
     assert effective_rank(x) == pytest.approx(np.exp(-(shares * np.log(shares)).sum()), rel=1e-6)
 
@@ -57,13 +60,23 @@ def test_effective_rank_counts_equal_directions_exactly() -> None:
     assert effective_rank(x[:, :1] + torch.zeros(90, 50)) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_rounding_is_not_taken_for_small_dimensions(scale: float) -> None:
+    x = scale * gaussian(200, 3).double() @ gaussian(3, 50, 1).double()
+    shares = np.linalg.svd(x.numpy(), compute_uv=False)[:3]
+    shares = shares / shares.sum()
+    assert effective_rank(x) == pytest.approx(np.exp(-(shares * np.log(shares)).sum()), rel=1e-9)
+    assert effective_rank(0 * x) == 1  # nothing, in no direction
+
+
 def test_alignment_is_the_mean_power_of_distances_on_the_sphere() -> None:
-    a, b = gaussian(40, 6, 0).double(), gaussian(40, 6, 1).double()
-    unit_a = a.numpy() / np.linalg.norm(a.numpy(), axis=1, keepdims=True)
-    unit_b = b.numpy() / np.linalg.norm(b.numpy(), axis=1, keepdims=True)
+    a, b = gaussian(40, 6, 0), gaussian(40, 6, 1)
+    exact_a, exact_b = a.double().numpy(), b.double().numpy()
+    unit_a = exact_a / np.linalg.norm(exact_a, axis=1, keepdims=True)
+    unit_b = exact_b / np.linalg.norm(exact_b, axis=1, keepdims=True)
     gaps = np.linalg.norm(unit_a - unit_b, axis=1)
-    assert alignment(a, b) == pytest.approx((gaps**2).mean())
-    assert alignment(a, b, alpha=1) == pytest.approx(gaps.mean())
+    assert alignment(a, b) == pytest.approx((gaps**2).mean(), rel=1e-12)
+    assert alignment(a, b, alpha=1) == pytest.approx(gaps.mean(), rel=1e-12)
     assert alignment(a, 3 * a) == pytest.approx(0, abs=1e-12)
     assert alignment(a, -a) == pytest.approx(4)
 
@@ -159,6 +172,14 @@ def test_alignment_is_not_to_be_had_of_one_view() -> None:
         alignment(x, x[:5])
 
 
+@pytest.mark.parametrize(("n", "limit"), [(10, 4), (10, 3), (7, 7), (3, 9), (5, 1), (4, 0), (0, 4)])
+def test_a_few_out_of_many_are_evenly_spaced(n: int, limit: int) -> None:
+    count = min(n, limit)
+    expected = [math.floor(place * n / count) for place in range(count)]
+    assert spread(n, limit).tolist() == expected
+    assert thin(10 * torch.arange(n), limit).tolist() == [10 * place for place in expected]
+
+
 def test_large_sets_are_thinned_evenly_and_the_same_way_each_time() -> None:
     sorted_by_class = gaussian(30_000, 16) + 3 * gaussian(10, 16).repeat_interleave(3000, dim=0)
     first, second = health(sorted_by_class), health(sorted_by_class)
@@ -169,9 +190,16 @@ def test_large_sets_are_thinned_evenly_and_the_same_way_each_time() -> None:
     assert first.effective_rank == pytest.approx(whole, rel=0.01)
 
 
-def test_one_image_is_too_few_to_have_a_spread() -> None:
+@pytest.mark.parametrize("figure", [health, feature_std, uniformity])
+def test_one_image_is_too_few_to_have_a_spread(figure: Callable[[Tensor], object]) -> None:
     with pytest.raises(DataError, match="at least 2 images"):
-        health(torch.ones(1, 4))
+        figure(torch.ones(1, 4))
+
+
+def test_one_image_has_a_rank_and_none_has_not() -> None:
+    assert effective_rank(torch.ones(1, 4)) == pytest.approx(1)
+    with pytest.raises(DataError, match="at least 1 images"):
+        effective_rank(torch.ones(0, 4))
 
 
 def test_health_is_a_plain_frozen_value() -> None:

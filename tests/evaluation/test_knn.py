@@ -1,5 +1,6 @@
 """The kNN indicator against scikit-learn, in float64, and against votes counted longhand."""
 
+import inspect
 import math
 
 import numpy as np
@@ -11,7 +12,9 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from ssfl.errors import DataError
+from ssfl.evaluation import knn
 from ssfl.evaluation.knn import _chunk, knn_accuracy, knn_predict, knn_votes
+from ssfl.evaluation.options import EvaluationOptions
 
 
 def blobs(n: int, d: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,11 +89,11 @@ def test_a_very_low_temperature_does_not_overflow_in_float32() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 60), st.integers(0, 1000))
-def test_the_chunk_size_changes_no_prediction(chunk: int, k: int, seed: int) -> None:
+def test_the_chunk_size_changes_no_vote(chunk: int, k: int, seed: int) -> None:
     bank, labels = blobs(60, 6, 4, seed)
     queries, _ = blobs(41, 6, 4, seed + 1)
-    whole = knn_predict(bank, labels, queries, k=k, chunk=41)
-    assert torch.equal(knn_predict(bank, labels, queries, k=k, chunk=chunk), whole)
+    whole = knn_votes(bank, labels, queries, k=k, chunk=41)
+    torch.testing.assert_close(knn_votes(bank, labels, queries, k=k, chunk=chunk), whole)
 
 
 @pytest.mark.parametrize(("bank", "k", "classes"), [(50_000, 200, 10), (500, 200, 203), (9, 1, 2)])
@@ -111,10 +114,31 @@ def test_votes_are_counted_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         rows.append(len(some))
         return multiply(some, *rest, out=out)
 
+    asked: list[tuple[int, int]] = []
+
+    def sixteen(bank: torch.Tensor, ballot: int) -> int:
+        asked.append((len(bank), ballot))
+        return 16
+
     monkeypatch.setattr(torch, "mm", watched)
+    monkeypatch.setattr(knn, "_chunk", sixteen)
     bank, labels = blobs(60, 6, 4, seed=0)
-    knn_votes(bank, labels, bank[:41], chunk=16)
+    knn_votes(bank, labels, bank[:41], k=5)
     assert rows == [16, 16, 9]
+    assert asked == [(60, 5 * 4)]
+
+
+def test_what_is_not_said_is_as_in_the_options() -> None:
+    usual = EvaluationOptions()
+    for function in (knn_votes, knn_predict, knn_accuracy):
+        said = inspect.signature(function).parameters
+        assert (said["k"].default, said["temperature"].default) == (usual.k, usual.temperature)
+
+
+def test_labels_may_be_bytes() -> None:
+    bank, labels = blobs(30, 6, 4, seed=0)
+    votes = knn_votes(bank, labels.byte(), bank, k=5)
+    torch.testing.assert_close(votes, knn_votes(bank, labels, bank, k=5))
 
 
 @pytest.mark.parametrize(("bank", "queries"), [(0, 1), (1, 0)])

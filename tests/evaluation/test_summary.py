@@ -36,11 +36,22 @@ def test_a_single_client_has_no_interval() -> None:
     assert (summary.std, summary.ci95, summary.n) == (0.0, None, 1)
 
 
+def test_a_client_without_samples_counts_in_the_plain_mean_alone() -> None:
+    summary = summarise([0.5, 1.0], [0, 7])
+    assert (summary.mean, summary.weighted_mean) == (0.75, 1.0)
+
+
 @pytest.mark.parametrize(
-    ("values", "weights"), [([], []), ([1.0], [1, 2]), ([1.0, 1.0], [0, 0]), ([1.0], [-1])]
+    ("values", "weights", "says"),
+    [
+        ([], [], "no client has a figure"),
+        ([1.0], [1, 2], "1 figures need 1 sample counts"),
+        ([1.0, 1.0], [0, 0], "not all zero"),
+        ([1.0, 1.0], [-1, 2], "none negative"),
+    ],
 )
 def test_figures_and_counts_that_do_not_fit_are_refused(
-    values: list[float], weights: list[float]
+    values: list[float], weights: list[float], says: str
 ) -> None:
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match=says):
         summarise(values, weights)

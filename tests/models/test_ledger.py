@@ -28,8 +28,10 @@ def test_statistics_entered_together_end_where_each_norm_would_have_taken_them()
     ledger = Ledger(nn.ModuleList([net, left_out]))
     alone = copy.deepcopy(net)
     for step in range(3):
+        before = [buffer.clone() for buffer in net.buffers()]
         with ledger():
             loss = passes(net, step)
+            assert all(map(torch.equal, net.buffers(), before))  # noted, and not yet entered
         loss.backward()
         passes(alone, step).backward()
     for ours, theirs in zip(net.buffers(), alone.buffers(), strict=True):

@@ -5,10 +5,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+from ssfl.models import norm as ssfl_norm
 from ssfl.models.norm import BatchNorm, GroupNorm, epsilon_share, set_groups, use_group_norm
 
 SHAPES = [(12, 5), (12, 5, 4, 3), (6, 5)]  # in three views, the last has two images each
+
+
+UNUSUAL = {"eps": 0.1, "momentum": 0.3}  # what a norm takes for granted is not what it was told
 
 
 def some(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -18,12 +23,13 @@ def some(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
 
 def oracle(features: int, ndim: int, affine: bool) -> nn.Module:
     kind = nn.BatchNorm1d if ndim == 2 else nn.BatchNorm2d
-    return kind(features, affine=affine)
+    return kind(features, affine=affine, **UNUSUAL)
 
 
 def pair(shape: tuple[int, ...], *, groups: int, affine: bool, plain: bool):
     """Ours, and torch's with the same scale and shift."""
-    ours, theirs = BatchNorm(5, affine=affine, groups=groups), oracle(5, len(shape), affine)
+    ours = BatchNorm(5, affine=affine, groups=groups, **UNUSUAL)
+    theirs = oracle(5, len(shape), affine)
     ours.plain_ops = plain
     if affine:
         with torch.no_grad():
@@ -79,6 +85,33 @@ def test_evaluation_uses_running_statistics_whatever_the_groups(shape, affine, p
     torch.testing.assert_close(ours.running_var, some((5,), 2).abs())
 
 
+def test_statistics_that_kernels_read_from_a_copy_are_moved_all_the_same(monkeypatch):
+    """As where a GPU cannot read them where they lie."""
+    x, found = some((6, 5)), []
+    for read in (ssfl_norm._where_kernels_can_read, torch.clone):
+        monkeypatch.setattr(ssfl_norm, "_where_kernels_can_read", read)
+        ours = BatchNorm(5, groups=2)
+        outputs = [ours(x), ours.eval()(x)]
+        found.append([*outputs, ours.running_mean, ours.running_var])
+    for in_place, copied in zip(*found, strict=True):
+        assert torch.equal(in_place, copied)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("compiling", [True, False])
+@pytest.mark.parametrize("plain", [True, False, None])
+def test_native_kernels_are_called_unless_a_compiler_is_at_work_or_someone_says_otherwise(
+    plain, compiling, training, monkeypatch
+):
+    called, native = [], F.batch_norm
+    monkeypatch.setattr(F, "batch_norm", lambda *given: called.append(given) or native(*given))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    ours = BatchNorm(5).train(training)
+    ours.plain_ops = plain
+    ours(some((7, 5)))
+    assert len(called) == (not compiling if plain is None else not plain)
+
+
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("shape", [(8, 3, 4, 4), (8, 3)])
 def test_the_written_out_backward_pass_gives_the_native_gradients(shape, affine):
@@ -132,6 +165,15 @@ def test_half_precision_in_gives_half_out_with_float32_statistics(plain):
     )
     torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
 
+    norm.running_mean.fill_(100.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = norm.eval()(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    scale = (norm.running_var.double() + 1e-5).rsqrt().view(5, 1, 1)
+    torch.testing.assert_close(
+        y.double(), (x.bfloat16().double() - 100) * scale, rtol=1e-2, atol=1e-2
+    )
+
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_channels_last_stays_channels_last(plain):
@@ -153,9 +195,10 @@ def test_there_are_no_tensors_but_floats(affine):
 
 
 def test_set_groups_reaches_every_norm_inside():
-    model = nn.Sequential(nn.Linear(3, 4), BatchNorm(4), nn.Sequential(BatchNorm(4)))
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), BatchNorm(4), nn.Sequential(BatchNorm(4)))
     set_groups(model, 2)
     assert [m.groups for m in model.modules() if isinstance(m, BatchNorm)] == [2, 2]
+    assert model[0].groups == 1  # a convolution's are others
 
 
 def test_a_batch_that_is_not_whole_views_is_refused():
@@ -196,6 +239,11 @@ def test_what_is_lost_to_epsilon_is_that_of_the_worst_norm_by_hand():
     # (1²·½ + 2²·¼) / (1² + 2²)
     assert epsilon_share(nn.Sequential(fine, bad)) == pytest.approx(0.3)
     assert epsilon_share(nn.Linear(2, 2)) == 0
+    plain = BatchNorm(2, affine=False)
+    plain.running_var.copy_(torch.tensor([1e-5, 3e-5]))
+    assert epsilon_share(plain) == pytest.approx((1 / 2 + 1 / 4) / 2)
+    nn.init.zeros_(bad.weight)
+    assert epsilon_share(bad) == 0  # it passes nothing on that could be lost
 
 
 def test_what_is_lost_to_epsilon_is_lost_by_the_output():

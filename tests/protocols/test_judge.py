@@ -18,8 +18,14 @@ import ssfl.experiment as experiment
 import ssfl.protocols.judge as protocols
 from ssfl.assemble import load_federated
 from ssfl.data.federated import FederatedData
+from ssfl.data.split import labelled_images
 from ssfl.errors import ConfigError
-from ssfl.evaluation.linear import LinearOptions
+from ssfl.evaluation.linear import (
+    ClientFeatures,
+    LinearOptions,
+    federated_linear,
+    naive_federated_linear,
+)
 from ssfl.experiment import train
 from ssfl.federation.engine import DeviceOptions, Engine
 from ssfl.protocols import bench
@@ -79,6 +85,15 @@ def knn_longhand(
     return np.array(guesses)
 
 
+def sklearn_right(
+    seen: np.ndarray, labels: np.ndarray, unseen: np.ndarray, truth: np.ndarray
+) -> np.ndarray:
+    """Which test images scikit-learn's classifier gets right, on features of unit length."""
+    length = (seen - seen.mean(0)).std()
+    peer = LogisticRegression(C=1.0, max_iter=5000, tol=1e-8).fit(seen / length, labels)
+    return peer.predict(unseen / length) == truth
+
+
 def test_knn_of_each_client_is_a_vote_among_its_own_images(
     personal: Run, data: FederatedData, found: protocols.Evaluation
 ) -> None:
@@ -102,14 +117,97 @@ def test_linear_figures_agree_with_scikit_learn_on_local_and_on_all_test_images(
     train_, test = data.dataset.train, data.dataset.test
     for client in data.clients():
         seen, unseen = (features(personal, client, part.pixels) for part in (train_, test))
-        length = (seen - seen.mean(0)).std()
-        peer = LogisticRegression(C=1.0, max_iter=5000, tol=1e-8)
-        peer.fit(seen / length, train_.labels.numpy())
-        right = peer.predict(unseen / length) == test.labels.numpy()
+        right = sklearn_right(seen, train_.labels.numpy(), unseen, test.labels.numpy())
         local = right[data.test_indices(client).numpy()].mean()
         assert found["personal_linear"].clients[client] == pytest.approx(local, abs=0.005)
         everywhere = found["personal_linear_global"].clients[client]
         assert everywhere == pytest.approx(right.mean(), abs=0.005)
+
+
+def test_figures_of_theta_agree_with_longhand_and_scikit_learn(
+    personal: Run, data: FederatedData, found: protocols.Evaluation
+) -> None:
+    train_, test = data.dataset.train, data.dataset.test
+    labels, truth = train_.labels.numpy(), test.labels.numpy()
+    encoder = personal.global_encoder()
+    seen, unseen = (encoder(part.pixels).double().numpy() for part in (train_, test))
+    knn = knn_longhand(seen, labels, unseen, 200, 0.1) == truth
+    assert found["global_knn"].value == pytest.approx(knn.mean(), abs=1e-12)
+    linear = sklearn_right(seen, labels, unseen, truth).mean()
+    assert found["global_linear"].value == pytest.approx(linear, abs=0.005)
+    for share, name in ((0.01, "1pct"), (0.1, "10pct")):
+        few = labelled_images(train_.labels, share, personal.config.seed).numpy()
+        right = sklearn_right(seen[few], labels[few], unseen, truth)
+        assert found[f"global_linear_{name}"].value == pytest.approx(right.mean(), abs=0.01)
+        for client in data.clients():
+            mine = [features(personal, client, part.pixels) for part in (train_, test)]
+            right = sklearn_right(mine[0][few], labels[few], mine[1], truth)
+            local = right[data.test_indices(client).numpy()].mean()
+            figure = found[f"personal_linear_{name}"].clients[client]
+            assert figure == pytest.approx(local, abs=0.021)  # an image or two of a few dozen
+    for score in found.scores:
+        if score.over == "images":
+            half = 1.96 * math.sqrt(score.value * (1 - score.value) / len(truth))
+            assert (score.n, score.ci95) == (len(truth), pytest.approx(half))
+
+
+def test_federated_classifiers_are_trained_by_all_clients_and_tested_where_they_should(
+    personal: Run, data: FederatedData, found: protocols.Evaluation
+) -> None:
+    train_, test = data.dataset.train, data.dataset.test
+    parts = [data.train_indices(client) for client in data.clients()]
+    held = [data.test_indices(client) for client in data.clients()]
+    encoder = personal.global_encoder()
+    seen, unseen = encoder(train_.pixels), encoder(test.pixels)
+    seed = personal.config.seed
+    given = ([seen[part] for part in parts], [train_.labels[part] for part in parts])
+    result = federated_linear(*given, unseen, test.labels, 10, QUICK.linear, seed)
+    assert found["global_federated_linear"].value == pytest.approx(result.accuracy, abs=0.005)
+    right = (result.predict(unseen) == test.labels).double()
+    local = {client: right[rows].mean().item() for client, rows in enumerate(held)}
+    assert found["global_federated_linear_local"].clients == pytest.approx(local, abs=0.02)
+    clients = []
+    for client, (part, rows) in enumerate(zip(parts, held, strict=True)):
+        mine = personal.personal_encoder(client)
+        own = (mine(train_.pixels[part]), train_.labels[part])
+        clients.append(ClientFeatures(*own, mine(test.pixels[rows]), test.labels[rows]))
+    naive = naive_federated_linear(clients, 10, QUICK.linear, seed)
+    figures = found["personal_naive_federated_linear"].clients
+    assert list(figures.values()) == pytest.approx(naive.per_client, abs=0.02)
+
+
+def test_a_supervised_run_is_also_judged_by_its_own_classifier(tmp_path: Path) -> None:
+    run = trained(tmp_path, "global-ssfl", ssl={"method": "supervised"}, server={"rounds": 1})
+    data = load_federated(run.config)
+    found = evaluate(run, "knn", options=QUICK, data=data)
+    layer = bench.Bench(run, data).trainer.models.global_.method.classifier
+    test = data.dataset.test
+    logits = run.global_encoder()(test.pixels) @ layer.weight.T + layer.bias
+    right = (logits.argmax(1) == test.labels).double().mean().item()
+    assert found["global_classifier"].value == pytest.approx(right)
+
+
+def test_where_asked_every_clients_encoder_is_fine_tuned_and_tested_on_its_own_images(
+    personal: Run, data: FederatedData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[tuple[int, int], torch.Tensor] = {}
+
+    def finetuned(_: Any, who: int, few: torch.Tensor, rows: torch.Tensor, *rest: Any) -> float:
+        assert rest == (10, options.finetune)
+        seen[who, len(few)] = rows
+        return (who + 1) / 10
+
+    monkeypatch.setattr(protocols, "finetuned", finetuned)
+    options = QUICK.model_copy(update={"finetune_clients": True})
+    found = protocols.judge(bench.Bench(personal, data), ["semi-finetune"], options)
+    labels, seed = data.dataset.train.labels, personal.config.seed
+    sizes = {len(labelled_images(labels, share, seed)) for share in (0.01, 0.1)}
+    assert {size for _, size in seen} == sizes
+    for (who, _), rows in seen.items():
+        everyones = torch.arange(len(data.dataset.test))
+        assert torch.equal(rows, everyones if who == -1 else data.test_indices(who))
+    assert found["global_finetune_1pct"].value == 0
+    assert found["personal_finetune_10pct"].clients == {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
 
 
 def test_judging_several_encoders_at_once_changes_no_figure(
@@ -176,6 +274,16 @@ def test_every_protocol_leaves_its_figure(found: protocols.Evaluation) -> None:
     }
     assert set(found.health) == {"global", "0", "1", "2", "3"}
     assert all(0 <= score.value <= 1 for score in found.scores)
+
+
+def test_every_protocol_has_its_time_and_together_they_are_nearly_all_of_it(
+    found: protocols.Evaluation,
+) -> None:
+    spent = dict(found.seconds)
+    total = spent.pop("total")
+    assert set(spent) == {*protocols.PROTOCOLS, "loading", "features"}
+    assert all(seconds > 0 for seconds in spent.values())
+    assert sum(spent.values()) <= total < sum(spent.values()) + 60
 
 
 def test_what_is_written_is_what_was_found(personal: Run, found: protocols.Evaluation) -> None:
@@ -410,6 +518,13 @@ def test_without_labels_health_is_measured_whatever_was_asked_for(
     assert found.health["global"]["effective_rank"] > 1
     assert set(found.health) == {"global", "0", "1", "2", "3"}
     assert found.notes == ["the images have no labels: health in place of accuracy"]
+
+
+def test_without_test_images_health_is_measured_too(shared: Run, data: FederatedData) -> None:
+    bare = replace(data, dataset=replace(data.dataset, test=None), test_parts=None)
+    found = evaluate(shared, ["knn"], options=QUICK, data=bare)
+    assert (found.scores, set(found.health)) == ([], {"global", "0", "1", "2", "3"})
+    assert found.notes == ["there are no test images: health in place of accuracy"]
 
 
 def test_every_evaluation_of_a_run_without_labels_has_all_health_figures_of_every_client(

@@ -1,6 +1,7 @@
 """Sinkhorn's codes: their marginals, their limit, and their shape."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,15 +30,35 @@ def test_in_the_limit_each_prototype_has_an_equal_share(n: int, k: int, seed: in
     torch.testing.assert_close(codes.sum(dim=1), torch.ones(n))
 
 
-def test_three_steps_are_three_alternations_in_float64() -> None:
-    s = scores(12, 5)
-    q = np.exp(s.double().numpy() / 0.05).T
+def longhand(s: torch.Tensor, epsilon: float, steps: int) -> torch.Tensor:
+    """As SwAV's paper writes it down (prototypes × images, of mass one), in float64."""
+    q = np.exp(s.double().numpy() / epsilon).T
+    prototypes, images = q.shape
     q /= q.sum()
-    for _ in range(3):
-        q /= q.sum(axis=1, keepdims=True) * 5
-        q /= q.sum(axis=0, keepdims=True) * 12
-    expected = torch.from_numpy(q.T * 12).float()
-    torch.testing.assert_close(sinkhorn(s, 0.05, 3), expected, rtol=1e-4, atol=1e-6)
+    for _ in range(steps):
+        q /= q.sum(axis=1, keepdims=True) * prototypes
+        q /= q.sum(axis=0, keepdims=True) * images
+    return torch.from_numpy(q.T * images).float()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_steps_are_alternations_in_float64(steps: int) -> None:
+    s = scores(12, 5)
+    expected = longhand(s, 0.05, steps)
+    torch.testing.assert_close(sinkhorn(s, 0.05, steps), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.01, 0.005])
+def test_an_image_or_a_prototype_far_from_all_others_keeps_its_share(epsilon: float) -> None:
+    """exp((−0.9 − 0.9) / 0.01) is 0 in float32."""
+    s = scores(12, 5) / 10 + 0.8
+    s[3], s[:, 2] = s[3] - 1.7, s[:, 2] - 1.7
+    codes = sinkhorn(s, epsilon, 3)
+    torch.testing.assert_close(codes, longhand(s, epsilon, 3), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(codes.sum(dim=1), torch.ones(12))
+    near = torch.cat([s, torch.full((4, 5), 1.0)])  # these do not count, though nearer than any
+    counted = torch.tensor([True] * 12 + [False] * 4)
+    torch.testing.assert_close(sinkhorn(near, epsilon, 3, counted)[:12], codes)
 
 
 def test_codes_are_scores_scaled_by_rows_and_columns_only() -> None:

@@ -77,8 +77,8 @@ def partition(
             f"partition: '{options.kind}' splits by class, but these images have no labels; "
             "use partition.kind = 'iid' or 'natural'"
         )
-    classes, codes = np.unique(labels, return_inverse=True)
-    totals = np.bincount(codes, minlength=len(classes))
+    _, codes = np.unique(labels, return_inverse=True)
+    totals = np.bincount(codes)
     draw = _dirichlet_draw if options.kind == "dirichlet" else _shards_draw
     counts = _redraw(lambda: draw(totals, options, rng), n, options)
     return _deal(codes, counts, rng)
@@ -106,18 +106,16 @@ def matched_test(
     counts = np.bincount(who * len(classes) + train_codes, minlength=len(parts) * len(classes))
     counts = counts.reshape(len(parts), len(classes))
 
-    share = len(test_labels) / max(1, len(held))
+    share = len(test_labels) / len(held)
     wanted = np.maximum(options.min_test, np.rint(sizes * share).astype(np.int64))
     # Unbiased rounding to a whole total: cut the cumulated shares at one random offset per client.
-    cuts = wanted[:, None] * (np.cumsum(counts, axis=1) / np.maximum(1, sizes)[:, None])
+    cuts = wanted[:, None] * (np.cumsum(counts, axis=1) / sizes[:, None])
     cuts = np.floor(cuts + rng.random((len(parts), 1))).astype(np.int64)
     amounts = np.diff(cuts, axis=1, prepend=0)
 
     images, holders = [], []
     test_codes = np.searchsorted(classes, test_labels)
     for deck, asked in zip(_decks(test_codes, len(classes), rng), amounts.T, strict=True):
-        if len(deck) == 0:
-            continue
         dealt = np.minimum(asked, len(deck))
         images.append(deck[np.arange(dealt.sum()) % len(deck)])
         holders.append(np.repeat(np.arange(len(parts)), dealt))

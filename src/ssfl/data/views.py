@@ -150,10 +150,6 @@ def resolve(
     chosen |= options.model_dump(exclude_none=True, exclude={"preset"})
     chosen.setdefault("blur_kernel", max(3, image_size // 10 // 2 * 2 + 1))
     spec = ViewSpec(image_size=image_size, mean=mean, std=std, **chosen)
-    if len(mean) not in (1, 3) and (spec.jitter or spec.grey):
-        raise ConfigError(
-            f"views.jitter and views.grey need images of 1 or 3 channels, not {len(mean)}"
-        )
     if spec.blur and spec.blur_kernel // 2 >= image_size:
         raise ConfigError(
             f"views.blur_kernel {spec.blur_kernel} is too wide for images of {image_size} pixels"

@@ -59,10 +59,9 @@ def knn_predict(
     *,
     k: int = 200,
     temperature: float = 0.1,
-    chunk: int | None = None,
 ) -> Tensor:
     """The class with the most votes for each query (the lowest one where votes tie)."""
-    votes = knn_votes(bank, bank_labels, queries, k=k, temperature=temperature, chunk=chunk)
+    votes = knn_votes(bank, bank_labels, queries, k=k, temperature=temperature)
     # torch's argmax does not say which of several maxima it returns; the first one is ours.
     return (votes == votes.amax(1, keepdim=True)).to(torch.uint8).argmax(1)
 

@@ -69,9 +69,9 @@ def named(key: str) -> str:
 
 def duration(seconds: float) -> str:
     """A time span in the units a person would use."""
-    if seconds < 10:
+    if seconds < 9.95:  # or it would round to 10.0
         return f"{seconds:.1f} s"
-    if seconds < 60:
+    if seconds < 59.5:  # or to 60
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -129,10 +129,13 @@ def sinkhorn(scores: Tensor, epsilon: float, steps: int, counted: Tensor | None 
     """
     with torch.autocast(scores.device.type, enabled=False):
         exact = scores.float() / epsilon
-        codes = torch.exp(exact - exact.amax(dim=(-2, -1), keepdim=True))
+        if counted is not None:
+            exact = exact.masked_fill(~counted[..., None], torch.finfo(exact.dtype).min)
+        # The first step in logarithms: afterwards no sum is so small that it could vanish.
+        codes = exact.log_softmax(dim=-2).softmax(dim=-1)
         if counted is not None:
             codes = codes * counted[..., None]
-        for _ in range(steps):
+        for _ in range(steps - 1):
             codes = _scale(_scale(codes, dim=-2), dim=-1)
         return codes
 
