@@ -11,8 +11,9 @@ from ssfl.algorithms.learner import Learner
 from ssfl.assemble import build_algorithm, build_host, build_method, load_federated
 from ssfl.data.federated import FederatedData
 from ssfl.errors import ConfigError
-from ssfl.federation.engine import DeviceOptions, Engine, PlainStep, pick_device
+from ssfl.federation.engine import DeviceOptions, Engine, pick_device
 from ssfl.federation.messages import Task, TaskKind
+from ssfl.federation.steps import PlainStep
 from ssfl.federation.store import StateStore
 from ssfl.models.norm import BatchNorm
 from ssfl.ssl.base import Batch, Outputs
