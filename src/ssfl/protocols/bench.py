@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from ssfl.assemble import build_host, load_federated
 from ssfl.data.federated import FederatedData
 from ssfl.data.images import Images
-from ssfl.encoder import Encoder
+from ssfl.encoder import Encoder, blank_encoder
 from ssfl.errors import ConfigError
 from ssfl.evaluation.features import FeatureCache, extract
 from ssfl.federation.checkpoint import check_fit
 from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Task, TaskKind
-from ssfl.guest import own_draws
-from ssfl.models.backbones import Backbone, build_backbone
 from ssfl.run import Run
 
 GLOBAL = -1
@@ -112,12 +110,11 @@ class Bench:
     def standalone(self, who: int) -> Encoder:
         """A copy of the encoder that stands by itself."""
         dataset = self.data.dataset
-        _, channels, size, _ = dataset.train.pixels.shape
-        with own_draws():
-            copy: Backbone = build_backbone(self.config.model, channels=channels, image_size=size)
-        copy.load_state_dict(self.encoder(who).state_dict())
-        encoder = Encoder(copy, tuple(dataset.mean), tuple(dataset.std), size, self.run.fit)
-        return encoder.eval().requires_grad_(False).to(self.device)
+        copy = blank_encoder(
+            self.config.model, dataset.mean, dataset.std, dataset.image_size, self.run.fit
+        )
+        copy.backbone.load_state_dict(self.encoder(who).state_dict())
+        return copy.to(self.device)
 
     def key(self, who: int) -> int:
         """Whose features are this one's: `GLOBAL` where a client is judged by Θ itself."""

@@ -50,7 +50,7 @@ def _augmentation(bench: Bench) -> Callable[[Tensor, torch.Generator], Tensor]:
         preset=dataset.presets,
         mean=dataset.mean,
         std=dataset.std,
-        image_size=dataset.train.pixels.shape[-1],
+        image_size=dataset.image_size,
     )
     views = Views(spec, bench.device)
 
