@@ -24,11 +24,11 @@ from ssfl.evaluation.finetune import FinetuneOptions
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.linear import (
     ClientFeatures,
-    LinearOptions,
     federated_linear,
     linear_probes,
     naive_federated_linear,
 )
+from ssfl.evaluation.options import LinearOptions
 from ssfl.evaluation.spread import spread
 from ssfl.guest import own_torch
 from ssfl.protocols.bench import GLOBAL, Bench, Progress, silent
