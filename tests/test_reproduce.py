@@ -28,7 +28,8 @@ from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_
 from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.pages import collect, readme, write_pages
 from ssfl.reproduce.pictures import below
-from ssfl.reproduce.results import Figure, Partition, Result, Unfinished, load_result
+from ssfl.reproduce.records import Figure, Partition, Result, Unfinished
+from ssfl.reproduce.results import load_result
 from ssfl.reproduce.study import protocols
 from ssfl.reproduce.synthetic import make_gld23k
 from ssfl.reproduce.watch import Clock, OutOfTime, Plan, Until, Unwatched
