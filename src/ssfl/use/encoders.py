@@ -23,6 +23,7 @@ from ssfl.errors import CheckpointError, ConfigError
 from ssfl.files import read_tensors, write_bytes, write_tensors
 from ssfl.guest import own_torch
 from ssfl.models.backbones import BackboneOptions
+from ssfl.protocols.bench import Bench
 from ssfl.run import Run
 
 log = logging.getLogger(__name__)
@@ -113,8 +114,6 @@ def _from_run(run: Run, client: int | None) -> Encoder:
     if algorithm.encoder == "global" and config.local.batch_norm == "shared":
         return run.global_encoder()  # every client is judged by Θ
     # Adapted at inference, or partly the client's own: made from its images, as in evaluation.
-    from ssfl.protocols.bench import Bench
-
     return Bench(run).standalone(client)
 
 
