@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from ssfl.algorithms.learner import Forward, Learner
 from ssfl.assemble import load_federated
 from ssfl.config import load_config
-from ssfl.federation.engine import Engine, PlainStep
+from ssfl.federation.engine import Engine
+from ssfl.federation.steps import PlainStep
 from ssfl.models import norm
 from ssfl.models.norm import BatchNorm
 from ssfl.ssl.base import Method

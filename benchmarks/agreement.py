@@ -31,8 +31,8 @@ from ssfl.comm.local import LocalCommunicator
 from ssfl.config import Config, load_config
 from ssfl.data.federated import FederatedData
 from ssfl.federation.client import Host
-from ssfl.federation.engine import RunnableStep
 from ssfl.federation.server import Server
+from ssfl.federation.steps import RunnableStep
 from ssfl.federation.store import StateStore
 from ssfl.ssl import METHODS
 

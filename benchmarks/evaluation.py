@@ -41,7 +41,8 @@ from ssfl.evaluation.features import extract
 from ssfl.federation.checkpoint import Checkpoint, save_checkpoint
 from ssfl.federation.state import ClientState
 from ssfl.protocols.bench import GLOBAL, Bench
-from ssfl.protocols.judge import TABLES, ProtocolOptions, judge
+from ssfl.protocols.judge import judge
+from ssfl.protocols.options import TABLES, ProtocolOptions
 from ssfl.run import Run
 
 EXTRAS = ("semi-linear", "naive-federated-linear")

@@ -66,7 +66,7 @@ class DictLoop:
 
     def __init__(self, config: Config, data: FederatedData) -> None:
         self.data = data
-        self.model = build_method(config, data.dataset)
+        self.model = build_method(config, data.dataset.channels, data.dataset.image_size)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.weights = {name: t.clone() for name, t in self.model.state_dict().items()}
 

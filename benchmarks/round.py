@@ -76,7 +76,8 @@ class PlainLoop:
 
     def __init__(self, config: Config, data: FederatedData, order: torch.memory_format) -> None:
         self.config, self.data = config, data
-        self.model = build_method(config, data.dataset).train()
+        dataset = data.dataset
+        self.model = build_method(config, dataset.channels, dataset.image_size).train()
         self.model.to(memory_format=order)  # type: ignore[call-overload]  # torch's types lack it
         self.views = build_views(config, data.dataset, torch.device("cpu"))
         self.weights = {k: v.clone() for k, v in self.model.state_dict().items()}

@@ -115,7 +115,9 @@ def test_own_algorithm_runs_to_its_end(example, tmp_path):
 def test_own_algorithm_takes_the_backbone_that_arrives_and_keeps_its_heads():
     names = runpy.run_path(str(EXAMPLES / "own_algorithm.py"), run_name="own_algorithm")
     config = load_config("demo", DIGITS)
-    global_ = Learner(build_method(config, load_federated(config).dataset), config.local)
+    dataset = load_federated(config).dataset
+    method = build_method(config, dataset.channels, dataset.image_size)
+    global_ = Learner(method, config.local)
     models = Models(global_, None, torch.zeros(0))
     zeros = torch.zeros(global_.flat.layout.shared)
     algorithm = names["LocalHeads"](names["LocalHeadsOptions"]())

@@ -18,7 +18,7 @@ import ssfl
 from ssfl.assemble import load_federated
 from ssfl.evaluation.finetune import FinetuneOptions
 from ssfl.guest import own_draws, own_torch
-from ssfl.protocols.judge import ProtocolOptions
+from ssfl.protocols.options import ProtocolOptions
 from ssfl.run import Run
 from ssfl.use import embed, export_encoder, fit_classifier
 from tiny import outcome, same_bits, tiny

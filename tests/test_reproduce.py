@@ -35,14 +35,9 @@ from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_
 from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.pages import collect, readme, write_pages
 from ssfl.reproduce.pictures import below
-from ssfl.reproduce.results import (
-    Figure,
-    Partition,
-    Result,
-    Unfinished,
-    common_settings,
-    load_result,
-)
+from ssfl.reproduce.records import Figure, Partition, Result, Unfinished
+from ssfl.reproduce.results import load_result
+from ssfl.reproduce.rows import common_settings
 from ssfl.reproduce.study import _CURVE_POINTS as CURVE_POINTS
 from ssfl.reproduce.study import protocols
 from ssfl.reproduce.synthetic import make_gld23k

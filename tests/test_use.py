@@ -242,6 +242,14 @@ def test_files_are_brought_to_size_as_in_training(tmp_path: Path) -> None:
         assert torch.allclose(embed(encoder, files), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("client", [None, 2])
+def test_an_encoder_holds_its_own_tensors_and_nothing_else(run: Run, client: int | None) -> None:
+    encoder = load_encoder(run, client=client)
+    for tensor in (*encoder.parameters(), *encoder.buffers()):
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+        assert tensor.grad is None
+
+
 def test_an_encoder_that_has_diverged_gives_no_features(
     run: Run, photos: tuple[Path, np.ndarray]
 ) -> None:

@@ -43,11 +43,11 @@ def load_federated(config: Config, *, progress: bool = False) -> FederatedData:
     return federate(dataset, config.partition, config.seed)
 
 
-def build_method(config: Config, dataset: DataSet) -> Method:
-    """The SSL method on its backbone, initialised from the experiment's seed."""
-    _, channels, size, _ = dataset.train.pixels.shape
+def build_method(config: Config, channels: int, image_size: int) -> Method:
+    """The SSL method on its backbone, for images of `channels` × `image_size` × `image_size`,
+    initialised from the experiment's seed."""
     with own_draws(derive(config.seed, "init")):
-        backbone = build_backbone(config.model, channels=channels, image_size=size)
+        backbone = build_backbone(config.model, channels=channels, image_size=image_size)
         method: Method = METHODS[config.ssl.method](backbone, config.ssl)
     return method
 
@@ -67,7 +67,7 @@ def build_views(config: Config, dataset: DataSet, device: torch.device) -> Views
         preset=dataset.presets if dataset.presets == "digits" else wishes.preset or dataset.presets,
         mean=dataset.mean,
         std=dataset.std,
-        image_size=dataset.train.pixels.shape[-1],
+        image_size=dataset.image_size,
         jitter=wishes.jitter,
         solarize=wishes.solarize,
     )
@@ -94,7 +94,7 @@ def build_host(
                 f"{there} classes: set ssl.classes = {there}"
             )
     trainer = Trainer(
-        build=lambda: build_method(config, dataset),
+        build=lambda: build_method(config, dataset.channels, dataset.image_size),
         algorithm=build_algorithm(config),
         views=build_views(config, dataset, engine.device),
         images=dataset.train,

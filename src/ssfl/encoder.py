@@ -1,10 +1,13 @@
 """An encoder to take away: images in, features out, normalisation inside, an ordinary nn.Module."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from ssfl.data.decode import Fit
-from ssfl.models.backbones import Backbone
+from ssfl.guest import own_draws
+from ssfl.models.backbones import Backbone, BackboneOptions, build_backbone
 
 
 class Encoder(nn.Module):
@@ -18,8 +21,8 @@ class Encoder(nn.Module):
     def __init__(
         self,
         backbone: Backbone,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
+        mean: Sequence[float],
+        std: Sequence[float],
         image_size: int,
         fit: Fit = "crop",
     ) -> None:
@@ -37,3 +40,16 @@ class Encoder(nn.Module):
             x = x / 255
         features: Tensor = self.backbone((x - self.mean) / self.std)
         return features
+
+
+def blank_encoder(
+    options: BackboneOptions,
+    mean: Sequence[float],
+    std: Sequence[float],
+    image_size: int,
+    fit: Fit,
+) -> Encoder:
+    """An encoder of the network that `options` name, frozen, its tensors still to be loaded."""
+    with own_draws():
+        backbone = build_backbone(options, channels=len(mean), image_size=image_size)
+    return Encoder(backbone, mean, std, image_size, fit).eval().requires_grad_(False)

@@ -25,7 +25,8 @@ from ssfl.federation.communicator import Communicator
 from ssfl.federation.engine import pick_device
 from ssfl.federation.messages import Reply
 from ssfl.federation.online import OnlineEvaluation
-from ssfl.federation.server import RoundReport, Server
+from ssfl.federation.round import RoundReport
+from ssfl.federation.server import Server
 from ssfl.federation.shared import SharedStore
 from ssfl.federation.store import StateStore
 from ssfl.files import remove_unfinished, sync, write_text

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ssfl.algorithms import ALGORITHMS
+from ssfl.assemble import build_method
 from ssfl.config import Config, load_config, to_toml
 from ssfl.data.decode import Fit
 from ssfl.data.images import DataSet
@@ -26,11 +27,9 @@ from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, check_fit, latest_checkpoint
 from ssfl.federation.store import StateStore
 from ssfl.files import read_json, write_text
-from ssfl.guest import own_draws, own_torch
+from ssfl.guest import own_torch
 from ssfl.locks import claimed
-from ssfl.models.backbones import build_backbone
 from ssfl.models.flat import FlatModel
-from ssfl.ssl import METHODS
 from ssfl.ssl.base import Method
 from ssfl.tracking import Row, read_rows
 
@@ -153,11 +152,10 @@ class Run:
             raise ConfigError(f"there is no client {client}: this run's are {ids}")
 
     def write_facts(self, dataset: DataSet, clients: int) -> None:
-        _, channels, size, _ = dataset.train.pixels.shape
         facts = {
             "data": dataset.name,
-            "channels": channels,
-            "image_size": size,
+            "channels": dataset.channels,
+            "image_size": dataset.image_size,
             "mean": dataset.mean,
             "std": dataset.std,
             "classes": dataset.classes,
@@ -205,7 +203,7 @@ class Run:
         check_fit(checkpoint, model.layout.digest, self.checkpoints)
         with torch.no_grad():
             model.shared.copy_(checkpoint.tensors["theta"])
-        return self._encoder(model.module)
+        return self._encoder(model)
 
     @own_torch()
     def personal_encoder(self, client: int) -> Encoder:
@@ -228,22 +226,22 @@ class Run:
             )
         with torch.no_grad():
             model.vector.copy_(state.personal)
-        return self._encoder(model.module)
+        return self._encoder(model)
 
     def _model(self) -> FlatModel:
         facts, config = self.facts, self.config
-        with own_draws():
-            backbone = build_backbone(
-                config.model, channels=facts["channels"], image_size=facts["image_size"]
-            )
-            method: Method = METHODS[config.ssl.method](backbone, config.ssl)
+        method = build_method(config, facts["channels"], facts["image_size"])
         return FlatModel(method, method.home)
 
-    def _encoder(self, method: torch.nn.Module) -> Encoder:
-        assert isinstance(method, Method)
+    def _encoder(self, model: FlatModel) -> Encoder:
+        """The encoder within, by itself: of the heads and gradients beside it, nothing is kept."""
+        assert isinstance(model.module, Method)
         facts = self.facts
-        mean, std = tuple(facts["mean"]), tuple(facts["std"])
-        encoder = Encoder(method.backbone, mean, std, facts["image_size"], self.fit)
+        encoder = Encoder(
+            model.module.backbone, facts["mean"], facts["std"], facts["image_size"], self.fit
+        )
+        own = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+        encoder.load_state_dict(own, assign=True)
         return encoder.eval().requires_grad_(False)
 
 

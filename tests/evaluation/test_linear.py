@@ -226,7 +226,7 @@ def test_taking_the_clients_in_groups_changes_nothing(monkeypatch: pytest.Monkey
     sizes = [10, 120, 50, 40, 80]
     for name, groups in (("_GROUPS", 1), ("_GROUPS", 2), ("_BLOCK", 1)):
         whole = federated_linear(x.split(sizes), y.split(sizes), x, y, 6, PLAIN)
-        monkeypatch.setattr(f"ssfl.evaluation.linear.{name}", groups)
+        monkeypatch.setattr(f"ssfl.evaluation.fedavg.{name}", groups)
         grouped = federated_linear(x.split(sizes), y.split(sizes), x, y, 6, PLAIN)
         torch.testing.assert_close(grouped.weight, whole.weight)
 

@@ -11,8 +11,9 @@ from ssfl.algorithms.learner import Learner
 from ssfl.assemble import build_algorithm, build_host, build_method, load_federated
 from ssfl.data.federated import FederatedData
 from ssfl.errors import ConfigError
-from ssfl.federation.engine import DeviceOptions, Engine, PlainStep, pick_device
+from ssfl.federation.engine import DeviceOptions, Engine, pick_device
 from ssfl.federation.messages import Task, TaskKind
+from ssfl.federation.steps import PlainStep
 from ssfl.federation.store import StateStore
 from ssfl.models.norm import BatchNorm
 from ssfl.ssl.base import Batch, Outputs
@@ -30,7 +31,9 @@ METHODS: dict[str, dict[str, Any]] = {
 def learner(method: str, *, fast: bool, norm: str = "batch") -> Learner:
     """A learner as it is made for a GPU: both views in one pass, compiled if `fast`."""
     config = tiny(ssl={"method": method, **METHODS[method]}, model={"norm": norm})
-    made = Learner(build_method(config, load_federated(config).dataset).train(), config.local)
+    dataset = load_federated(config).dataset
+    method_ = build_method(config, dataset.channels, dataset.image_size)
+    made = Learner(method_.train(), config.local)
     made.method.see_views_in_one_pass()
     for child in made.method.modules():
         if isinstance(child, BatchNorm):

@@ -91,7 +91,8 @@ def record(trainer: Trainer) -> list[tuple[Tensor, Tensor]]:
 
 def plain_method(host: Host, config: Config, theta: Tensor) -> Method:
     """An ordinary module with Θ's values."""
-    method = build_method(config, host.data.dataset).train()
+    dataset = host.data.dataset
+    method = build_method(config, dataset.channels, dataset.image_size).train()
     method.load_state_dict(host.trainer.layout.tensors(theta), strict=False)
     return method
 

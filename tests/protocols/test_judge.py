@@ -20,6 +20,7 @@ from ssfl.assemble import load_federated
 from ssfl.data.federated import FederatedData
 from ssfl.data.split import labelled_images
 from ssfl.errors import ConfigError
+from ssfl.evaluation.finetune import FinetuneOptions
 from ssfl.evaluation.linear import (
     ClientFeatures,
     LinearOptions,
@@ -28,16 +29,15 @@ from ssfl.evaluation.linear import (
 )
 from ssfl.experiment import train
 from ssfl.federation.engine import DeviceOptions, Engine
-from ssfl.protocols import bench
-from ssfl.protocols.judge import ProtocolOptions, evaluate
+from ssfl.protocols import bench, probes
+from ssfl.protocols.judge import evaluate
+from ssfl.protocols.options import PROTOCOLS, ProtocolOptions
 from ssfl.protocols.scores import load_evaluation
 from ssfl.run import Run
 from tiny import outcome, same_bits, tiny
 
 SKEWED = {"kind": "dirichlet", "alpha": 0.5, "clients": 4, "min_size": 20, "min_test": 5}
-QUICK = ProtocolOptions(
-    linear=LinearOptions(rounds=5), finetune=protocols.FinetuneOptions(epochs=2)
-)
+QUICK = ProtocolOptions(linear=LinearOptions(rounds=5), finetune=FinetuneOptions(epochs=2))
 
 
 def trained(folder: Path, algorithm: str, **sections: Any) -> Run:
@@ -62,7 +62,7 @@ def data(personal: Run) -> FederatedData:
 
 @pytest.fixture(scope="module")
 def found(personal: Run, data: FederatedData) -> protocols.Evaluation:
-    return evaluate(personal, list(protocols.PROTOCOLS), options=QUICK, data=data)
+    return evaluate(personal, list(PROTOCOLS), options=QUICK, data=data)
 
 
 def features(run: Run, client: int, pixels: torch.Tensor) -> np.ndarray:
@@ -310,7 +310,7 @@ def test_figures_go_only_where_an_option_they_depend_on_has_changed(shared: Run)
         return {score.name for score in found.scores}
 
     before = evaluate(shared, ["linear", "semi-linear", "semi-finetune"], options=QUICK)
-    longer = QUICK.model_copy(update={"finetune": protocols.FinetuneOptions(epochs=3)})
+    longer = QUICK.model_copy(update={"finetune": FinetuneOptions(epochs=3)})
     after = evaluate(shared, ["knn"], options=longer)  # which kNN does not read
     assert names(after) == names(before) | {"global_knn", "personal_knn"}
     assert after.options == before.options  # as those figures were measured
@@ -394,15 +394,20 @@ def test_permuted_test_labels_leave_every_classifier_unchanged(
     personal: Run, data: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[torch.Tensor] = []
-    for name in ("linear_probes", "federated_linear", "naive_federated_linear"):
-        real = getattr(protocols, name)
+    places = {
+        "linear_probes": probes,
+        "federated_linear": protocols,
+        "naive_federated_linear": protocols,
+    }
+    for name, place in places.items():
+        real = getattr(place, name)
 
         def spy(*given: Any, real: Any = real) -> Any:
             result = real(*given)
             made.extend(one.weight for one in (result if isinstance(result, list) else [result]))
             return result
 
-        monkeypatch.setattr(protocols, name, spy)
+        monkeypatch.setattr(place, name, spy)
     before = evaluate(personal, ALL_BUT_TUNING, options=QUICK, data=data)
     half = len(made)
     after = evaluate(personal, ALL_BUT_TUNING, options=QUICK, data=with_permuted_test_labels(data))
@@ -415,13 +420,13 @@ def test_a_few_labels_are_balanced_over_classes_and_the_same_for_every_encoder(
     personal: Run, data: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[torch.Tensor] = []
-    real = protocols.labelled_images
+    real = bench.labelled_images
 
     def spy(*given: Any) -> torch.Tensor:
         drawn.append(real(*given))
         return drawn[-1]
 
-    monkeypatch.setattr(protocols, "labelled_images", spy)
+    monkeypatch.setattr(bench, "labelled_images", spy)
     evaluate(personal, ["semi-linear"], options=ProtocolOptions(fractions=(0.1,)), data=data)
     assert len(drawn) >= 5
     assert all(torch.equal(rows, drawn[0]) for rows in drawn)
@@ -466,7 +471,7 @@ def test_a_client_whose_encoder_has_diverged_costs_its_own_figures_only(
     assert state.personal is not None
     store.put(2, rounds, replace(state, personal=state.personal * math.nan))
     store.flush()
-    again = evaluate(spoilt, list(protocols.PROTOCOLS), options=QUICK, data=data)
+    again = evaluate(spoilt, list(PROTOCOLS), options=QUICK, data=data)
     assert any("client 2" in note for note in again.notes)
     assert again.health["2"]["std"] is None
     for name in ("personal_knn", "personal_linear", "personal_linear_10pct"):
@@ -478,7 +483,7 @@ def test_a_client_whose_encoder_has_diverged_costs_its_own_figures_only(
 
 def test_where_all_have_diverged_an_evaluation_says_so_and_has_no_figures(tmp_path: Path) -> None:
     run = trained(tmp_path, "local-only", local={"lr": 1e30}, server={"rounds": 1})
-    judged = evaluate(run, list(protocols.PROTOCOLS), options=QUICK)
+    judged = evaluate(run, list(PROTOCOLS), options=QUICK)
     assert judged.scores == []
     assert len([note for note in judged.notes if "diverged" in note]) == 4
 

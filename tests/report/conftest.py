@@ -10,7 +10,8 @@ from sklearn.datasets import load_digits
 
 from ssfl.evaluation.linear import LinearOptions
 from ssfl.experiment import train
-from ssfl.protocols.judge import ProtocolOptions, evaluate
+from ssfl.protocols.judge import evaluate
+from ssfl.protocols.options import ProtocolOptions
 from ssfl.report import samples
 from ssfl.run import Run
 from tiny import tiny

@@ -11,7 +11,7 @@ from ssfl.errors import ConfigError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from ssfl.protocols.judge import ProtocolOptions
+    from ssfl.protocols.options import ProtocolOptions
     from ssfl.protocols.scores import Evaluation
 
 
@@ -40,7 +40,8 @@ def evaluate(
     Example: ssfl evaluate runs/demo -p knn -p semi-linear
     """
     from ssfl.commands.console import say
-    from ssfl.protocols.judge import PROTOCOLS, measure
+    from ssfl.protocols.judge import measure
+    from ssfl.protocols.options import PROTOCOLS
     from ssfl.run import Run
 
     if everything and protocol:
@@ -59,7 +60,7 @@ def evaluate(
 def parse_options(settings: list[str]) -> "ProtocolOptions":
     """Options from `section.key=value` settings, written as TOML (a bare word is a string)."""
     from ssfl.config import apply_setting, validated
-    from ssfl.protocols.judge import ProtocolOptions
+    from ssfl.protocols.options import ProtocolOptions
 
     raw: dict[str, Any] = {}
     for setting in settings:

@@ -64,6 +64,15 @@ class DataSet:
     notes: tuple[str, ...] = ()
     """What a person should know, e.g. files that could not be read."""
 
+    @property
+    def channels(self) -> int:
+        return self.train.pixels.shape[1]
+
+    @property
+    def image_size(self) -> int:
+        """Pixels along each side of every image."""
+        return self.train.pixels.shape[2]
+
     def __post_init__(self) -> None:
         """What a source of one's own may get wrong, and no step would notice or name."""
         shape = tuple(self.train.pixels.shape[1:])

@@ -6,17 +6,17 @@ batch, and both views go through a network at once. On a CPU a step is just call
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from ssfl.algorithms.base import Algorithm
 from ssfl.algorithms.learner import Forward, Learner, Weights
 from ssfl.data.images import Images
 from ssfl.errors import ConfigError
 from ssfl.federation.lane import Lane, StreamLane
+from ssfl.federation.steps import CapturedStep, PlainStep, RunnableStep, Step
 from ssfl.models.ledger import Ledger
 from ssfl.models.unpacked import Unpacked
 from ssfl.section import Section
@@ -24,7 +24,6 @@ from ssfl.ssl.base import Batch, Outputs
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Step = Callable[[Tensor, Tensor], Tensor]
 
 
 class DeviceOptions(Section):
@@ -46,14 +45,6 @@ class DeviceOptions(Section):
     """Torch threads per worker on a CPU. Results are bit-equal only for the same number."""
 
 
-class RunnableStep(Protocol):
-    """A step that can be called, and shown beforehand what it will be called with."""
-
-    def ready(self, index: Tensor, uniforms: Tensor) -> None: ...
-
-    def __call__(self, index: Tensor, uniforms: Tensor) -> Tensor: ...
-
-
 class Engine:
     """A device, a precision, and the decision whether to compile."""
 
@@ -64,6 +55,7 @@ class Engine:
         )
         self.autocast = torch.bfloat16 if bf16 else None  # of passes, where it is not float32
         self.compile = options.compile == "auto" and self.device.type == "cuda"
+        self._captures = self.compile  # and goes on to, where compiling fails
         if self.device.type == "cuda" and self.autocast is None:
             torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32
         self._resident: dict[int, tuple[Images, Images]] = {}
@@ -130,24 +122,12 @@ class Engine:
 
     def step(self, run: Step) -> RunnableStep:
         """A whole step as it should be called on this device."""
-        if self.compile:
-            from ssfl.federation.capture import CapturedStep
+        return CapturedStep(run, self._stop_compiling) if self._captures else PlainStep(run)
 
-            return CapturedStep(run, self)
-        return PlainStep(run)
-
-
-class PlainStep:
-    """A step that is simply called."""
-
-    def __init__(self, run: Step) -> None:
-        self._run = run
-
-    def ready(self, index: Tensor, uniforms: Tensor) -> None:
-        """Nothing to prepare."""
-
-    def __call__(self, index: Tensor, uniforms: Tensor) -> Tensor:
-        return self._run(index, uniforms)
+    def _stop_compiling(self) -> bool:
+        """Call functions plainly from now on; returns whether that is new."""
+        before, self.compile = self.compile, False
+        return before
 
 
 def _cast(forward: Forward, device: str, precision: torch.dtype) -> Forward:

@@ -8,22 +8,22 @@ and a server optimizer turns the mean into the next Θ.
 import logging
 import math
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ssfl.algorithms.options import LocalOptions
-from ssfl.errors import CheckpointError, FederationError
+from ssfl.errors import CheckpointError
 from ssfl.federation.admission import Admission
-from ssfl.federation.aggregate import Aggregator, build_aggregator, fold, in_order
+from ssfl.federation.aggregate import Aggregator, build_aggregator, in_order
 from ssfl.federation.communicator import Communicator
 from ssfl.federation.drift import move_control
 from ssfl.federation.known import Known
-from ssfl.federation.messages import Failure, Reason, Reply, Task, TaskKind, when
+from ssfl.federation.messages import Reply, Task, TaskKind, when
 from ssfl.federation.options import ServerOptions
+from ssfl.federation.round import Round, RoundReport
 from ssfl.federation.samplers import build_sampler
 from ssfl.federation.server_optimizers import build_server_optimizer
 from ssfl.federation.spares import Spares
@@ -31,38 +31,6 @@ from ssfl.models.flat import Layout
 from ssfl.seeding import numpy_generator
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class RoundReport:
-    """What a round came to."""
-
-    round: int
-    rate: float
-    asked: int
-    all_images: int
-    """Those of every client that could have been asked: SCAFFOLD's |D|."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Means over clients, weighted by their samples."""
-    clients: list[int] = field(default_factory=list)
-    """Those whose work counted, in the order it was folded."""
-    late: list[tuple[int, int]] = field(default_factory=list)
-    """Whose work of an earlier round came now, and of which."""
-    overdue: list[int] = field(default_factory=list)
-    """Clients that missed the deadline: their work may come late."""
-    failures: dict[str, int] = field(default_factory=dict)
-    """How many clients did not count, by reason."""
-    images: int = 0
-    received: int = 0
-    """Bytes of the vectors that came back."""
-    update_norm: float = 0.0
-    """How far Θ moved."""
-    seconds: float = 0.0
-
-    @property
-    def accepted(self) -> int:
-        """How many clients' work counted."""
-        return len(self.clients)
 
 
 class Server:
@@ -120,12 +88,20 @@ class Server:
             momentum=self._local.momentum,
             spares=self._spares,
         )
-        report = RoundReport(task.round, task.rate, len(asked), sum(sizes))
+        round_ = Round(
+            task,
+            wanted,
+            needed=max(1, _share(options.min_replies, wanted)),
+            aggregator=aggregator,
+            report=RoundReport(task.round, task.rate, len(asked), sum(sizes)),
+            metrics=self._metrics,
+            staleness=options.staleness,
+        )
         normalised, summed = options.optimizer == "fednova", options.updates == "summed"
         self._admission.open_round(Known(size_of, self._local, normalised, summed))
-        self._collect(task, asked, wanted, aggregator, report, on_reply)
-        report.seconds = time.perf_counter() - started
-        return report, aggregator
+        self._collect(round_, asked, on_reply)
+        round_.report.seconds = time.perf_counter() - started
+        return round_.report, aggregator
 
     def advance(self, report: RoundReport, gathered: Aggregator) -> RoundReport:
         """Move Θ by what was gathered. Not to be interrupted: all of it counts, or none."""
@@ -157,67 +133,27 @@ class Server:
         return sorted(drawn, key=standing_in.__contains__)  # stable: the largest first within
 
     def _collect(
-        self,
-        task: Task,
-        asked: Sequence[int],
-        wanted: int,
-        aggregator: Aggregator,
-        report: RoundReport,
-        on_reply: Callable[[Reply], None],
+        self, round_: Round, asked: Sequence[int], on_reply: Callable[[Reply], None]
     ) -> None:
         """Fold replies in the order asked; where too few count, ask those that failed again."""
-        needed = max(1, _share(self._options.min_replies, wanted))
-        totals: dict[str, float] = defaultdict(float)
-        failures: dict[int, Failure] = {}
-        late: list[Reply] = []
-
-        def count(reply: Reply) -> None:
-            lateness = task.round - reply.round
-            weight = reply.samples * (1 + lateness) ** -self._options.staleness
-            fold(aggregator, reply, weight)
-            report.images += reply.samples
-            for name in self._metrics:
-                totals[name] += reply.metrics.get(name, math.nan) * reply.samples
-
         waiting = list(asked)
         for _ in range(1 + self._options.retries):
-            failures = {}
-            for reply in in_order(self._replies(task, waiting, late, report, on_reply), waiting):
-                if reply.failure is not None:
-                    failures |= dict.fromkeys(reply.clients, reply.failure)
-                elif report.accepted < wanted:  # otherwise a spare that nobody needs
-                    report.clients += reply.clients
-                    count(reply)
-            waiting = [client for client in waiting if client in failures]
-            if report.accepted >= needed or not waiting:
+            round_.failures = {}
+            for reply in in_order(self._replies(round_, waiting, on_reply), waiting):
+                round_.take(reply)
+            waiting = [client for client in waiting if client in round_.failures]
+            if round_.enough or not waiting:
                 break
-        report.overdue = [
-            client for client, why in failures.items() if why.reason is Reason.DEADLINE
-        ]
         if self._options.late == "discount":
-            for reply in sorted(late, key=lambda reply: (reply.round, reply.client)):
-                # Its client may have gone on from the c_k before it: that one stays the true one.
-                count(replace(reply, control=None))
-        report.failures = dict(Counter(str(failure.reason) for failure in failures.values()))
-        report.metrics = {name: total / report.images for name, total in totals.items()}
-        if report.accepted < needed:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in report.failures.items())
-            detail = next(iter(failures.values())).detail if failures else "no reason given"
-            raise FederationError(
-                f"{task.when}: only {report.accepted} of {len(asked)} clients replied and "
-                f"{needed} are needed (server.min_replies); {reasons}, the first: {detail}"
-            )
+            round_.take_late()
+        round_.close()
 
     def _replies(
-        self,
-        task: Task,
-        clients: Sequence[int],
-        late: list[Reply],
-        report: RoundReport,
-        on_reply: Callable[[Reply], None],
+        self, round_: Round, clients: Sequence[int], on_reply: Callable[[Reply], None]
     ) -> Iterator[Reply]:
-        """Admitted replies to this task as they come; those to an earlier one, whose deadline was
-        missed, go to `late`, one for each client."""
+        """Admitted replies to this round's task as they come; those to an earlier one, whose
+        deadline was missed, are put aside, one for each client."""
+        task, report = round_.task, round_.report
         for reply in self._communicator.exchange(task, clients, self._options.deadline or None):
             report.received += reply.bytes
             work = {(client, reply.round) for client in reply.clients}
@@ -243,7 +179,7 @@ class Server:
             if admitted.round == task.round:
                 yield admitted
             elif admitted.failure is None:
-                late.append(admitted)
+                round_.late.append(admitted)
                 report.late += work
 
     def clients(self) -> Sequence[int]:

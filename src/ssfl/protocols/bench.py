@@ -5,6 +5,7 @@ encoders are the same tensors (Global-SSFL: all of them) share one forward pass.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from shlex import quote
 
 import torch
@@ -13,14 +14,13 @@ from torch import Tensor, nn
 from ssfl.assemble import build_host, load_federated
 from ssfl.data.federated import FederatedData
 from ssfl.data.images import Images
-from ssfl.encoder import Encoder
+from ssfl.data.split import labelled_images
+from ssfl.encoder import Encoder, blank_encoder
 from ssfl.errors import ConfigError
 from ssfl.evaluation.features import FeatureCache, extract
 from ssfl.federation.checkpoint import check_fit
 from ssfl.federation.engine import Engine
 from ssfl.federation.messages import Task, TaskKind
-from ssfl.guest import own_draws
-from ssfl.models.backbones import Backbone, build_backbone
 from ssfl.run import Run
 
 GLOBAL = -1
@@ -92,6 +92,34 @@ class Bench:
         train, test = self.data.dataset.train, self.test
         return train.labels is not None and test is not None and test.labels is not None
 
+    @cached_property
+    def train_labels(self) -> Tensor:
+        """On the device. This and what follows is there where `labelled` is true."""
+        labels = self.data.dataset.train.labels
+        assert labels is not None
+        return labels.to(self.device)
+
+    @cached_property
+    def test_labels(self) -> Tensor:
+        assert self.test is not None
+        assert self.test.labels is not None
+        return self.test.labels.to(self.device)
+
+    @cached_property
+    def classes(self) -> int:
+        """How many there are, as far as names or labels tell."""
+        known = max(int(self.train_labels.max()), int(self.test_labels.max())) + 1
+        return max(len(self.data.dataset.classes or ()), known)
+
+    def labelled_rows(self, share: float) -> Tensor:
+        """The same few training images that count as labelled, whoever's encoder is judged."""
+        return labelled_images(self.train_labels, share, self.config.seed)
+
+    def test_rows(self, client: int) -> Tensor:
+        """Test images of the client's own; maybe none."""
+        rows = self.data.test_indices(client)
+        return (torch.empty(0, dtype=torch.long) if rows is None else rows).to(self.device)
+
     def encoder(self, who: int) -> nn.Module:
         """The backbone of Θ or of a client; in place until another is asked for."""
         if self._in_place is None or self._in_place[0] != who:
@@ -112,12 +140,11 @@ class Bench:
     def standalone(self, who: int) -> Encoder:
         """A copy of the encoder that stands by itself."""
         dataset = self.data.dataset
-        _, channels, size, _ = dataset.train.pixels.shape
-        with own_draws():
-            copy: Backbone = build_backbone(self.config.model, channels=channels, image_size=size)
-        copy.load_state_dict(self.encoder(who).state_dict())
-        encoder = Encoder(copy, tuple(dataset.mean), tuple(dataset.std), size, self.run.fit)
-        return encoder.eval().requires_grad_(False).to(self.device)
+        copy = blank_encoder(
+            self.config.model, dataset.mean, dataset.std, dataset.image_size, self.run.fit
+        )
+        copy.backbone.load_state_dict(self.encoder(who).state_dict())
+        return copy.to(self.device)
 
     def key(self, who: int) -> int:
         """Whose features are this one's: `GLOBAL` where a client is judged by Θ itself."""

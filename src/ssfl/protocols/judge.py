@@ -11,66 +11,24 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ssfl.data.federated import FederatedData
-from ssfl.data.split import labelled_images
 from ssfl.errors import ConfigError
-from ssfl.evaluation.finetune import FinetuneOptions
 from ssfl.evaluation.knn import knn_accuracy
-from ssfl.evaluation.linear import (
-    ClientFeatures,
-    LinearOptions,
-    federated_linear,
-    linear_probes,
-    naive_federated_linear,
-)
+from ssfl.evaluation.linear import ClientFeatures, federated_linear, naive_federated_linear
 from ssfl.evaluation.spread import spread
 from ssfl.guest import own_torch
 from ssfl.protocols.bench import GLOBAL, Bench, Progress, silent
-from ssfl.protocols.scores import (
-    Evaluation,
-    Score,
-    load_evaluation,
-    over_clients,
-    over_images,
-)
+from ssfl.protocols.options import PROTOCOLS, TABLES, ProtocolOptions
+from ssfl.protocols.probes import Probes
+from ssfl.protocols.scores import Evaluation, Score, load_evaluation, over_clients, over_images
 from ssfl.protocols.tuning import finetuned
 from ssfl.protocols.unlabelled import Figures, Wellbeing
 from ssfl.run import Run
-from ssfl.section import Section
 from ssfl.ssl.supervised import Supervised
-
-PROTOCOLS = {
-    "knn": "kNN of Θ and of each client's encoder",
-    "federated-linear": "Θ frozen, a linear classifier trained by FedAvg",
-    "linear": "a linear classifier per encoder, trained on the whole training set",
-    "naive-federated-linear": "one FedAvg classifier over the clients' different encoders",
-    "semi-linear": "a linear classifier with a few of the labels",
-    "semi-finetune": "encoder and classifier trained with a few of the labels",
-    "health": "label-free figures of every encoder",
-}
-"""What can be measured, by name."""
-
-TABLES = ("knn", "federated-linear", "linear", "health")
-"""What is measured unless asked otherwise: the paper's tables 1 and 2, and health."""
-
-
-class ProtocolOptions(Section):
-    """How a run is evaluated after training."""
-
-    linear: LinearOptions = LinearOptions()
-    finetune: FinetuneOptions = FinetuneOptions()
-    fractions: tuple[Annotated[float, Field(gt=0, le=1)], ...] = (0.01, 0.1)
-    """Shares of the labels, class-balanced, of the semi-supervised protocols."""
-    finetune_clients: bool = False
-    """Fine-tune every client's encoder too, not only Θ's (takes long)."""
-    clients: int = Field(100, ge=1)
-    """Clients whose encoders are judged, spread over all of them."""
 
 
 @own_torch()
@@ -145,7 +103,7 @@ class _Judge:
         self.seconds: dict[str, float] = defaultdict(float)
         self._global: list[Score] = []
         self._personal: dict[str, dict[int, float]] = defaultdict(dict)
-        self._probes: dict[tuple[int, float], Tensor] = {}
+        self._probes = Probes(bench, options.linear)
         self._own: dict[int, ClientFeatures] = {}
         everyone = bench.data.clients()
         self.clients = [everyone[i] for i in spread(len(everyone), options.clients).tolist()]
@@ -156,17 +114,9 @@ class _Judge:
         self._wellbeing = Wellbeing(bench, features_known=self._more_than_health)
         if not bench.labelled:
             return
-        dataset, device = bench.data.dataset, bench.device
-        assert dataset.train.labels is not None
-        assert dataset.test is not None
-        assert dataset.test.labels is not None
-        self.train_labels = dataset.train.labels.to(device)
-        self.test_labels = dataset.test.labels.to(device)
-        known = [self.train_labels.max(), self.test_labels.max()]
-        self.classes = max(len(dataset.classes or ()), int(max(known)) + 1)
         self._note_uneven_shares()
         # A client without test images of its own has no local figure.
-        self.clients = [c for c in self.clients if len(self._test_rows(c))]
+        self.clients = [c for c in self.clients if len(bench.test_rows(c))]
 
     @property
     def _more_than_health(self) -> bool:
@@ -184,20 +134,20 @@ class _Judge:
         method = bench.trainer.models.global_.method
         if isinstance(method, Supervised):
             with torch.no_grad():
-                right = method.classifier(test).argmax(1) == self.test_labels
+                right = method.classifier(test).argmax(1) == bench.test_labels
             self._keep_global("global_classifier", right)
         if "knn" in self.asked:
             with self._timing("knn"):
-                value = self._knn(train, self.train_labels, test, self.test_labels)
+                value = self._knn(train, bench.train_labels, test, bench.test_labels)
             self._global.append(over_images("global_knn", value, len(test)))
         if "federated-linear" in self.asked:
             with self._timing("federated-linear"):
                 self._federated(train, test)
         self._fit([GLOBAL])
         if "linear" in self.asked:
-            self._keep_global("global_linear", self._right(GLOBAL))
+            self._keep_global("global_linear", self._probes.right(GLOBAL))
         for share in self._shares("semi-linear"):
-            self._keep_global(f"global_linear_{_percent(share)}", self._right(GLOBAL, share))
+            self._keep_global(f"global_linear_{_percent(share)}", self._probes.right(GLOBAL, share))
         for share in self._shares("semi-finetune"):
             value = self._finetune(GLOBAL, share, torch.arange(len(test)))
             name = f"global_finetune_{_percent(share)}"
@@ -217,7 +167,7 @@ class _Judge:
         self._fit(sound)
         for client in sound:
             self._judge_classifiers(client)
-        self._probes = {key: right for key, right in self._probes.items() if key[0] == GLOBAL}
+        self._probes.forget_clients()
         for client in clients:
             self.bench.forget(client)
 
@@ -245,11 +195,11 @@ class _Judge:
 
     def _among_its_own(self, client: int) -> None:
         """What needs the client's own images alone."""
-        bench, rows = self.bench, self._test_rows(client)
+        bench, rows = self.bench, self.bench.test_rows(client)
         mine = bench.data.train_indices(client).to(bench.device)
         train, test = bench.train_features(client), bench.test_features(client)
         own = ClientFeatures(
-            train[mine], self.train_labels[mine], test[rows], self.test_labels[rows]
+            train[mine], bench.train_labels[mine], test[rows], bench.test_labels[rows]
         )
         if "knn" in self.asked:
             with self._timing("knn"):
@@ -259,13 +209,13 @@ class _Judge:
 
     def _judge_classifiers(self, client: int) -> None:
         """On the client's own test images and, with all labels, on everybody's."""
-        keep, rows = self._personal, self._test_rows(client)
+        keep, rows = self._personal, self.bench.test_rows(client)
         if "linear" in self.asked:
-            right = self._right(client)
+            right = self._probes.right(client)
             keep["personal_linear"][client] = _mean(right[rows])
             keep["personal_linear_global"][client] = _mean(right)
         for share in self._shares("semi-linear"):
-            right = self._right(client, share)
+            right = self._probes.right(client, share)
             keep[f"personal_linear_{_percent(share)}"][client] = _mean(right[rows])
         if self.options.finetune_clients:
             for share in self._shares("semi-finetune"):
@@ -275,9 +225,10 @@ class _Judge:
     def together(self) -> None:
         """What needs all clients' features at once."""
         if self._own:
+            bench, clients = self.bench, [*self._own.values()]
             with self._timing("naive-federated-linear"):
                 result = naive_federated_linear(
-                    [*self._own.values()], self.classes, self.options.linear, self.bench.config.seed
+                    clients, bench.classes, self.options.linear, bench.config.seed
                 )
             scores = dict(zip(self._own, result.per_client, strict=True))
             self._personal["personal_naive_federated_linear"] = scores
@@ -285,87 +236,47 @@ class _Judge:
     def scores(self) -> list[Score]:
         """All figures, Θ's first."""
         return self._global + [
-            over_clients(name, values, [len(self._test_rows(c)) for c in values])
+            over_clients(name, values, [len(self.bench.test_rows(c)) for c in values])
             for name, values in self._personal.items()
         ]
 
     def _federated(self, train: Tensor, test: Tensor) -> None:
-        data = self.bench.data
+        bench, data = self.bench, self.bench.data
         parts = [data.train_indices(c).to(train.device) for c in data.clients()]
         result = federated_linear(
             [train[part] for part in parts],
-            [self.train_labels[part] for part in parts],
+            [bench.train_labels[part] for part in parts],
             test,
-            self.test_labels,
-            self.classes,
+            bench.test_labels,
+            bench.classes,
             self.options.linear,
-            self.bench.config.seed,
+            bench.config.seed,
         )
-        right = result.predict(test) == self.test_labels
+        right = result.predict(test) == bench.test_labels
         self._keep_global("global_federated_linear", right)
         for client in self.clients:
-            value = _mean(right[self._test_rows(client)])
+            value = _mean(right[bench.test_rows(client)])
             self._personal["global_federated_linear_local"][client] = value
 
     def _fit(self, encoders: Sequence[int]) -> None:
         """All linear probes that are asked for, on these encoders at once."""
         if "linear" in self.asked:
             with self._timing("linear"):
-                self._fit_share(encoders, 1.0)
+                self._probes.fit(encoders, 1.0)
         for share in self._shares("semi-linear"):
             with self._timing("semi-linear"):
-                self._fit_share(encoders, share)
-
-    def _fit_share(self, encoders: Sequence[int], share: float) -> None:
-        """A classifier with a share of the labels for every encoder that has none yet."""
-        bench = self.bench
-        new = {
-            bench.key(who): who for who in encoders if (bench.key(who), share) not in self._probes
-        }
-        if not new:
-            return
-        train = [bench.train_features(who) for who in new.values()]
-        test = [bench.test_features(who) for who in new.values()]
-        labels = self.train_labels
-        if share < 1:
-            rows = self._labelled(share).to(labels.device)
-            train, labels = [features[rows] for features in train], labels[rows]
-        results = linear_probes(
-            train,
-            labels,
-            test,
-            self.test_labels,
-            self.classes,
-            self.options.linear,
-            bench.config.seed,
-        )
-        for key, result, features in zip(new, results, test, strict=True):
-            self._probes[key, share] = result.predict(features) == self.test_labels
-
-    def _right(self, who: int, share: float = 1.0) -> Tensor:
-        """Which test images this encoder's linear probe gets right."""
-        return self._probes[self.bench.key(who), share]
+                self._probes.fit(encoders, share)
 
     def _finetune(self, who: int, share: float, test_rows: Tensor) -> float:
         with self._timing("semi-finetune"):
-            return finetuned(
-                self.bench,
-                who,
-                self._labelled(share),
-                test_rows,
-                self.classes,
-                self.options.finetune,
-            )
-
-    def _labelled(self, share: float) -> Tensor:
-        """The same few labelled images for every encoder of the run."""
-        return labelled_images(self.train_labels, share, self.bench.config.seed)
+            rows = self.bench.labelled_rows(share)
+            return finetuned(self.bench, who, rows, test_rows, self.options.finetune)
 
     def _note_uneven_shares(self) -> None:
         """Where few images or many classes make a share of the labels another than its name."""
         few = {*self._shares("semi-linear"), *self._shares("semi-finetune")}
         for share in sorted(few):
-            count, whole = len(self._labelled(share)), len(self.train_labels)
+            count, whole = len(self.bench.labelled_rows(share)), len(self.bench.train_labels)
             if abs(count - share * whole) > 0.1 * share * whole:
                 self.notes.append(
                     f"{100 * share:g} % of the labels came to {count:,} of {whole:,} images "
@@ -400,10 +311,6 @@ class _Judge:
         if self.bench.device.type == "cuda":
             torch.cuda.synchronize(self.bench.device)
         return time.perf_counter()
-
-    def _test_rows(self, client: int) -> Tensor:
-        rows = self.bench.data.test_indices(client)
-        return (torch.empty(0, dtype=torch.long) if rows is None else rows).to(self.bench.device)
 
 
 def _percent(share: float) -> str:

@@ -15,7 +15,6 @@ def finetuned(
     who: int,
     labelled: Tensor,
     test_rows: Tensor,
-    classes: int,
     options: FinetuneOptions,
 ) -> float:
     """Accuracy on `test_rows` of a copy trained with the training images `labelled`."""
@@ -36,7 +35,7 @@ def finetuned(
         options,
         bench.config.seed,
         bench.device,
-        classes=classes,
+        classes=bench.classes,
     )
     bench.progress(what, 1, 1)
     return result.accuracy
@@ -50,7 +49,7 @@ def _augmentation(bench: Bench) -> Callable[[Tensor, torch.Generator], Tensor]:
         preset=dataset.presets,
         mean=dataset.mean,
         std=dataset.std,
-        image_size=dataset.train.pixels.shape[-1],
+        image_size=dataset.image_size,
     )
     views = Views(spec, bench.device)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ssfl.config import Config, parse, validated
 from ssfl.errors import ConfigError
-from ssfl.protocols.judge import ProtocolOptions
+from ssfl.protocols.options import ProtocolOptions
 from ssfl.section import Section, flat
 
 _ASIDE = ("version", "name", "run.", "paper.", "device.workers", "device.gpus_per_worker")

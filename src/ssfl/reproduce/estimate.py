@@ -22,7 +22,8 @@ from ssfl.experiment import Quiet, train
 from ssfl.federation.messages import Reply
 from ssfl.files import write_text
 from ssfl.locks import alone
-from ssfl.protocols.judge import ProtocolOptions, evaluate
+from ssfl.protocols.judge import evaluate
+from ssfl.protocols.options import ProtocolOptions
 from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.made import release
 from ssfl.reproduce.study import evaluation_every

@@ -17,7 +17,7 @@ from ssfl.report.record import Record
 from ssfl.reproduce import made
 from ssfl.reproduce.alike import judging
 from ssfl.reproduce.jobs import Job
-from ssfl.reproduce.results import Figure, Result
+from ssfl.reproduce.records import Figure, Result
 from ssfl.reproduce.study import HEALTH, Study
 from ssfl.reproduce.watch import Plan
 from ssfl.run import Run

@@ -15,14 +15,9 @@ from ssfl.report.tables import markdown_table
 from ssfl.report.words import duration
 from ssfl.reproduce.library import studies
 from ssfl.reproduce.pictures import PICTURES, draw
-from ssfl.reproduce.results import (
-    Partition,
-    Result,
-    Row,
-    StudyResult,
-    common_settings,
-    load_result,
-)
+from ssfl.reproduce.records import Partition, Result
+from ssfl.reproduce.results import StudyResult, load_result
+from ssfl.reproduce.rows import Row, common_settings
 from ssfl.reproduce.study import HEALTH, Study, figure_title
 
 _NONE = "–"

@@ -8,7 +8,8 @@ from ssfl.assemble import load_federated
 from ssfl.data.pictures import save_partition_pictures
 from ssfl.reproduce import made, synthetic
 from ssfl.reproduce.pages import write_pages
-from ssfl.reproduce.results import Partition, StudyResult, load_result
+from ssfl.reproduce.records import Partition
+from ssfl.reproduce.results import StudyResult, load_result
 from ssfl.reproduce.study import Arm, Study
 
 

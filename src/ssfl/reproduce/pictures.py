@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.data.pictures import INK, STYLE, picture
-from ssfl.reproduce.results import Result, Row, StudyResult, common_settings, quoted
+from ssfl.reproduce.records import Result
+from ssfl.reproduce.results import StudyResult
+from ssfl.reproduce.rows import Row, common_settings, quoted
 from ssfl.reproduce.study import HEALTH, Axis, Study, figure_title
 
 COLOURS = (

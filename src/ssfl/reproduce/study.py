@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ssfl.config import Config, load_config
 from ssfl.errors import ConfigError
-from ssfl.protocols.judge import ProtocolOptions
+from ssfl.protocols.options import ProtocolOptions
 from ssfl.protocols.scores import title as score_title
 from ssfl.section import Section
 

@@ -17,7 +17,7 @@ from ssfl.protocols.bench import Progress, silent
 from ssfl.reproduce.alike import differences, judging
 from ssfl.reproduce.estimate import Timing
 from ssfl.reproduce.jobs import Job
-from ssfl.reproduce.results import Result
+from ssfl.reproduce.records import Result
 from ssfl.reproduce.study import Study
 from ssfl.run import Run
 from ssfl.tracking import Row

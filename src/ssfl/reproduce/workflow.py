@@ -19,7 +19,8 @@ from ssfl.reproduce.library import load_study
 from ssfl.reproduce.outcome import judge, result_of
 from ssfl.reproduce.pages import write_pages
 from ssfl.reproduce.partitions import draw_partitions
-from ssfl.reproduce.results import StudyResult, Unfinished, load_result
+from ssfl.reproduce.records import Unfinished
+from ssfl.reproduce.results import StudyResult, load_result
 from ssfl.reproduce.study import Study
 from ssfl.reproduce.watch import Clock, OutOfTime, Plan, Until, Unwatched, Watch
 

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from ssfl.algorithms import ALGORITHMS
-from ssfl.encoder import Encoder
+from ssfl.encoder import Encoder, blank_encoder
 from ssfl.errors import CheckpointError, ConfigError
 from ssfl.files import read_tensors, write_bytes, write_tensors
-from ssfl.guest import own_draws, own_torch
-from ssfl.models.backbones import BackboneOptions, build_backbone
+from ssfl.guest import own_torch
+from ssfl.models.backbones import BackboneOptions
+from ssfl.protocols.bench import Bench
 from ssfl.run import Run
 
 log = logging.getLogger(__name__)
@@ -113,8 +114,6 @@ def _from_run(run: Run, client: int | None) -> Encoder:
     if algorithm.encoder == "global" and config.local.batch_norm == "shared":
         return run.global_encoder()  # every client is judged by Θ
     # Adapted at inference, or partly the client's own: made from its images, as in evaluation.
-    from ssfl.protocols.bench import Bench
-
     return Bench(run).standalone(client)
 
 
@@ -163,19 +162,18 @@ def _is_zip(path: Path) -> bool:
 def _rebuild(tensors: dict[str, Tensor], about: dict[str, Any], path: Path) -> Encoder:
     if about.get("version") != _VERSION:
         raise CheckpointError(f"{path} was exported by another version of ssfl: export it again")
-    with own_draws():
-        backbone = build_backbone(
-            BackboneOptions.model_validate(about["backbone"]),
-            channels=about["channels"],
-            image_size=about["image_size"],
-        )
-    mean, std = tuple(about["mean"]), tuple(about["std"])
-    encoder = Encoder(backbone, mean, std, about["image_size"], about.get("fit", "crop"))
+    encoder = blank_encoder(
+        BackboneOptions.model_validate(about["backbone"]),
+        about["mean"],
+        about["std"],
+        about["image_size"],
+        about.get("fit", "crop"),
+    )
     try:
         encoder.load_state_dict(tensors)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit the network it names: {error}") from error
-    return encoder.eval().requires_grad_(False)
+    return encoder
 
 
 def _as_onnx(encoder: Encoder, about: str) -> bytes:

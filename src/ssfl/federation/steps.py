@@ -1,4 +1,5 @@
-"""A step captured once per batch shape into a CUDA graph, and replayed for every client.
+"""A local step as it is called: plainly, or captured once per batch shape into a CUDA graph that is
+replayed for every client.
 
 A replay launches the whole step (views, forward, backward, optimizer, of however many models) at
 once, from indices and random numbers written into fixed buffers. The models' vectors are read and
@@ -7,13 +8,17 @@ written where they always are, so whichever client's they hold just then is trai
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ssfl.cuda_graphs import beside, record
-from ssfl.federation.engine import Engine, Step
+
+Step = Callable[[Tensor, Tensor], Tensor]
+"""Indices and random numbers to metrics."""
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +27,27 @@ WARM_UPS = 3
 
 _one_at_a_time = threading.Lock()
 """Compilation and capture are no work for several trainers at once."""
+
+
+class RunnableStep(Protocol):
+    """A step that can be called, and shown beforehand what it will be called with."""
+
+    def ready(self, index: Tensor, uniforms: Tensor) -> None: ...
+
+    def __call__(self, index: Tensor, uniforms: Tensor) -> Tensor: ...
+
+
+class PlainStep:
+    """A step that is simply called."""
+
+    def __init__(self, run: Step) -> None:
+        self._run = run
+
+    def ready(self, index: Tensor, uniforms: Tensor) -> None:
+        """Nothing to prepare."""
+
+    def __call__(self, index: Tensor, uniforms: Tensor) -> Tensor:
+        return self._run(index, uniforms)
 
 
 @dataclass(frozen=True)
@@ -34,10 +60,13 @@ class _Captured:
 
 class CapturedStep:
     """A step that is captured for each shape it meets. `ready` runs it on whatever the models
-    hold, so it must come before a client's vectors are loaded."""
+    hold, so it must come before a client's vectors are loaded.
 
-    def __init__(self, run: Step, engine: Engine) -> None:
-        self._run, self._engine = run, engine
+    `stop_compiling` makes `run` call plainly what it has compiled, and tells whether it had.
+    """
+
+    def __init__(self, run: Step, stop_compiling: Callable[[], bool]) -> None:
+        self._run, self._stop_compiling = run, stop_compiling
         self._captured: dict[tuple[int, ...], _Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()  # replays never overlap: one pool for all
         self._capture = True
@@ -45,21 +74,16 @@ class CapturedStep:
     def ready(self, index: Tensor, uniforms: Tensor) -> None:
         """Capture the step for this shape if it is new; what does not work is done without."""
         shape = tuple(index.shape)
-        if not self._capture or shape in self._captured:
-            return
-        try:
-            with _one_at_a_time:
-                self._captured[shape] = self._record(index.clone(), uniforms.clone())
-        except torch.OutOfMemoryError:
-            raise  # without compilation it would need more
-        except Exception as error:
-            if self._engine.compile:
-                log.warning("steps are captured but not compiled: %s", _first_line(error))
-                self._engine.compile = False
-                self.ready(index, uniforms)
-            else:
-                log.warning("steps are neither compiled nor captured: %s", _first_line(error))
-                self._capture = False
+        while self._capture and shape not in self._captured:
+            with _one_at_a_time:  # also for what follows a failure: the next must know of it
+                try:
+                    self._captured[shape] = self._record(index.clone(), uniforms.clone())
+                except torch.OutOfMemoryError:
+                    raise  # without compilation it would need more
+                except Exception as error:
+                    self._capture = self._stop_compiling()
+                    how = "captured but not" if self._capture else "neither captured nor"
+                    log.warning("steps are %s compiled: %s", how, _first_line(error))
 
     def _record(self, index: Tensor, uniforms: Tensor) -> _Captured:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -1,0 +1,22 @@
+"""Every knob, once: gathered from the rooms that use them, validated, with TOML in and out.
+
+A configuration starts from a recipe or a TOML file, takes `section.key=value` settings on top, and
+is written in full beside the results it led to.
+"""
+
+from ssfl.config.load import load_config, parse, read_own
+from ssfl.config.schema import CHOICES, Config
+from ssfl.config.settings import apply_setting
+from ssfl.config.toml import to_toml
+from ssfl.section import validated
+
+__all__ = [
+    "CHOICES",
+    "Config",
+    "apply_setting",
+    "load_config",
+    "parse",
+    "read_own",
+    "to_toml",
+    "validated",
+]
