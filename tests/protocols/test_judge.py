@@ -193,7 +193,7 @@ def test_where_asked_every_clients_encoder_is_fine_tuned_and_tested_on_its_own_i
     seen: dict[tuple[int, int], torch.Tensor] = {}
 
     def finetuned(_: Any, who: int, few: torch.Tensor, rows: torch.Tensor, *rest: Any) -> float:
-        assert rest == (10, options.finetune)
+        assert rest == (options.finetune,)
         seen[who, len(few)] = rows
         return (who + 1) / 10
 
