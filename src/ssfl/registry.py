@@ -48,7 +48,10 @@ class Registry(Mapping[str, Any]):
             raise ConfigError(f"{whose} {module} cannot be imported ({error})") from error
         if not hasattr(found, attribute):
             raise ConfigError(f"{whose} {module} has no {attribute}")
-        return getattr(found, attribute)
+        thing = getattr(found, attribute)
+        if missing := sorted(getattr(thing, "__abstractmethods__", ())):
+            raise ConfigError(f"{whose} {attribute} has no {' and no '.join(missing)}: write it")
+        return thing
 
     def __contains__(self, name: object) -> bool:
         return name in self._targets

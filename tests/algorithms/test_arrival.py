@@ -13,7 +13,7 @@ from ssfl.algorithms.global_ssfl import GlobalSSFL, GlobalSSFLOptions
 from ssfl.algorithms.learner import Learner
 from ssfl.algorithms.options import LocalOptions
 from ssfl.models.flat import Entry, Kind, Layout
-from ssfl.ssl.base import Method
+from ssfl.ssl.base import Method, Outputs
 
 
 def near_and_far(models: Models) -> tuple[Tensor, Tensor]:
@@ -146,6 +146,9 @@ class WithTarget(Method):
         super().__init__(TinyBackbone())
         self.predictor = nn.Linear(6, 6)
         self.target = nn.Linear(6, 6).requires_grad_(False)
+
+    def loss(self, outputs: Outputs) -> Tensor:
+        return outputs.p.sum()
 
 
 @pytest.mark.parametrize("algorithm", [FedU(FedUOptions()), FedEMA(FedEMAOptions())])

@@ -9,10 +9,11 @@ from torch import Tensor
 from ssfl.algorithms import ALGORITHMS
 from ssfl.algorithms.base import Algorithm, Models
 from ssfl.algorithms.global_ssfl import GlobalSSFL
+from ssfl.config import load_config
 from ssfl.errors import ConfigError, FederationError
 from ssfl.experiment import train
 from ssfl.ssl import METHODS
-from ssfl.ssl.base import Batch, Outputs
+from ssfl.ssl.base import Batch, Method
 from ssfl.ssl.simsiam import SimSiam
 from tiny import tiny
 
@@ -42,27 +43,29 @@ class Numbers(GlobalSSFL):
         return tuple(float(value) for value in super().step(models, *batches))  # type: ignore[misc]
 
 
-class Lossless(SimSiam):
-    def loss(self, outputs: Outputs) -> Tensor:
-        return super(SimSiam, self).loss(outputs)
+class Lossless(Method):
+    Options = SimSiam.Options
 
 
 @pytest.mark.parametrize(
-    ("registry", "usual", "mine", "words"),
+    ("registry", "usual", "mine", "what"),
     [
-        (ALGORITHMS, "global-ssfl", "Unwritten", "Unwritten has no step: it must be written"),
-        (ALGORITHMS, "global-ssfl", "Numbers", r"a tensor for each of its metrics \(loss\)"),
-        (METHODS, "simsiam", "Lossless", "Lossless has no loss: it must be written"),
+        (ALGORITHMS, "global-ssfl", "Unwritten", "step"),
+        (METHODS, "simsiam", "Lossless", "loss"),
     ],
 )
-def test_what_is_missing_is_named_when_all_clients_have_failed_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    registry: Any,
-    usual: str,
-    mine: str,
-    words: str,
+def test_what_is_missing_is_named_before_anything_is_trained(
+    monkeypatch: pytest.MonkeyPatch, registry: Any, usual: str, mine: str, what: str
 ) -> None:
     monkeypatch.setattr(registry, "_targets", {**registry.targets, usual: f"{__name__}:{mine}"})
-    with pytest.raises(FederationError, match=words):
+    with pytest.raises(ConfigError, match=f"'{usual}' is .* but {mine} has no {what}: write it"):
+        load_config("demo")
+
+
+def test_what_is_wrong_with_a_step_is_said_when_all_clients_have_failed_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    targets = {**ALGORITHMS.targets, "global-ssfl": f"{__name__}:Numbers"}
+    monkeypatch.setattr(ALGORITHMS, "_targets", targets)
+    with pytest.raises(FederationError, match=r"a tensor for each of its metrics \(loss\)"):
         train(tiny(server={"rounds": 1, "retries": 0}), out=tmp_path / "run")

@@ -17,6 +17,13 @@ from ssfl.ssl.base import Batch, Method, Outputs
 PLAIN = LocalOptions(lr=0.1, momentum=0.0, weight_decay=0.0)
 
 
+class Summed(Method):
+    """A method of whatever backbone; its loss is the sum of what comes out."""
+
+    def loss(self, outputs: Outputs) -> Tensor:
+        return outputs.p.sum()
+
+
 def learner_at(start: float, local: LocalOptions = PLAIN, *, predictor: bool = False) -> Learner:
     learner = Learner(Scalar(start, predictor=predictor), local)
     learner.rate.fill_(local.lr)
@@ -41,7 +48,7 @@ def test_weight_decay_may_spare_norms_and_biases_as_torchs_parameter_groups_do()
         return nn.Sequential(nn.Conv2d(3, 4, 3), BatchNorm(4), nn.Flatten(), nn.Linear(16, 5))
 
     local = LocalOptions(lr=0.1, momentum=0.9, weight_decay=0.3, decay_norms=False)
-    method = Method(Nothing())
+    method = Summed(Nothing())
     method.projector = model()
     learner, oracle = Learner(method, local), model()
     learner.rate.fill_(local.lr)
@@ -95,7 +102,7 @@ def test_under_frozen_statistics_a_step_is_one_on_the_weight_divided_by_its_devi
         def forward(self, x: Tensor) -> Tensor:
             return self.norm(self.conv(x))
 
-    learner = Learner(Method(OneWeight()), PLAIN)
+    learner = Learner(Summed(OneWeight()), PLAIN)
     learner.rate.fill_(0.1)
     learner.freeze(True)
     learner.flat.trainable.fill_(0.02)

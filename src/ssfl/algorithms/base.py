@@ -5,6 +5,7 @@ encoder a client is judged by. It holds no device, loop, logging or message code
 the paper's listing.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -48,7 +49,7 @@ class Models:
         return (self.global_,) if self.personal is None else (self.global_, self.personal)
 
 
-class Algorithm:
+class Algorithm(ABC):
     """Base of algorithms."""
 
     Options: ClassVar[type[AlgorithmOptions]]
@@ -104,9 +105,9 @@ class Algorithm:
         models.global_.flat.shared.copy_(theta)
         return None
 
+    @abstractmethod
     def step(self, models: Models, *batches: Batch) -> tuple[Tensor, ...]:
         """One local iteration; returns the detached numbers named in `metrics`."""
-        raise NotImplementedError(f"{type(self).__name__} has no step: it must be written")
 
     def adapt_rate(self, base: float) -> float:
         """The learning rate of `adapt`, given that of round 0 (a schedule may end at 0)."""

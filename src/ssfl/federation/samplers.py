@@ -6,6 +6,7 @@ tasks are handed out, which keeps workers busy to the end of a round, and in whi
 folded.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -28,7 +29,7 @@ class Sampler(Protocol):
         ...
 
 
-class _Sampler:
+class _Sampler(ABC):
     """Ranks clients for a round and takes the first `count`; subclasses say how to rank."""
 
     def draw(
@@ -42,8 +43,8 @@ class _Sampler:
             chosen = [known[place] for place in ranked[:count]]
         return sorted(chosen, key=lambda client: (-size_of[client], client))
 
-    def rank(self, round: int, count: int, sizes: list[int], seed: int) -> list[int]:
-        raise NotImplementedError
+    @abstractmethod
+    def rank(self, round: int, count: int, sizes: list[int], seed: int) -> list[int]: ...
 
 
 class UniformSampler(_Sampler):

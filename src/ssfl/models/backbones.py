@@ -3,6 +3,7 @@
 Initialisation draws from torch's global generator; the caller seeds it.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 from pydantic import Field
@@ -33,13 +34,13 @@ class BackboneOptions(Section):
     keeps no statistics. Heads have batch norm in any case."""
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """N×C×H×W images to N×`features`."""
 
     features: int
 
-    def forward(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor: ...
 
 
 BACKBONES = Registry(

@@ -27,15 +27,7 @@ class Figure(Section):
 
     @classmethod
     def of(cls, score: Score) -> "Figure":
-        return cls(
-            value=score.value,
-            n=score.n,
-            over=score.over,
-            ci95=score.ci95,
-            std=score.std,
-            weighted_mean=score.weighted_mean,
-            clients=score.clients,
-        )
+        return cls.model_validate(score, from_attributes=True)
 
 
 class Result(Section):

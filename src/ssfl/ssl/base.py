@@ -5,6 +5,7 @@ predictions per view; `loss` turns them into a number and reads nothing else. Th
 that any personalisation can regularise any method's representations.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -49,7 +50,7 @@ class ViewWishes(NamedTuple):
     preset: str | None = None
 
 
-class Method(nn.Module):
+class Method(nn.Module, ABC):
     """Base of SSL methods: how networks see the views, and what travels."""
 
     Options: ClassVar[type[MethodOptions]]
@@ -93,8 +94,9 @@ class Method(nn.Module):
         z = self.each(self.project, batch.views)
         return Outputs(z, z)
 
+    @abstractmethod
     def loss(self, outputs: Outputs) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no loss: it must be written")
+        """What training makes small."""
 
     def begin(self, progress: Tensor) -> None:
         """Steps are about to be made, `progress` (0 to 1) of the experiment behind them."""
