@@ -207,7 +207,7 @@ def test_a_run_is_trained_shown_and_told_to_a_script(ssfl: Call, recipe: Path) -
     assert code == 0, err
     folder = Path("runs/tiny")
     assert str(folder) in out
-    for column in ("raw pixels", "untrained", "trained"):
+    for column in ("raw pixels", "before training", "trained"):
         assert column in out
     run = Run(folder)
     assert run.config.evaluation.baselines

@@ -36,7 +36,6 @@ from ssfl.recipes import recipes
 from ssfl.run import Run
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Method, Outputs
-from ssfl.use import export_encoder, load_encoder
 from tiny import outcome, same_bits
 
 ROOT = Path(__file__).parents[1]
@@ -283,14 +282,14 @@ def adding(tmp_path, monkeypatch):
     (tmp_path / "test_mutual_ssfl.py").write_text(test)
     (tmp_path / "align_uniform.py").write_text(method)
     (tmp_path / "arrays.py").write_text(source)
-    (tmp_path / "pretrained.py").write_text(backbone)
+    (tmp_path / "patches.py").write_text(backbone)
     (tmp_path / "processes.py").write_text(transport)
     for registry in (ALGORITHMS, METHODS, SOURCES, BACKBONES, COMMUNICATORS):
         monkeypatch.setattr(registry, "_targets", registry.targets)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for name in ("mutual_ssfl", "align_uniform", "arrays", "pretrained", "processes"):
+    for name in ("mutual_ssfl", "align_uniform", "arrays", "patches", "processes"):
         sys.modules.pop(name, None)
 
 
@@ -430,16 +429,14 @@ def test_the_new_source_says_what_is_missing_and_leaves_no_run(adding):
     assert not (adding / "run").exists()
 
 
-@pytest.mark.timeout(120)
-def test_the_new_backbone_begins_with_the_weights_of_an_encoder_trained_before(adding):
-    import_module("pretrained")
-    before = train(load_config("demo", TINY), out=adding / "before")
-    path = export_encoder(before, adding / "before.safetensors")
-    chosen = ["model.backbone=pretrained", "local.lr=1e-12", "server.rounds=1"]
-    after = train(load_config("demo", [*TINY, *chosen]), out=adding / "after")
-    encoder = after.global_encoder()
-    for name, weight in load_encoder(path).backbone.named_parameters():
-        torch.testing.assert_close(encoder.backbone.get_parameter(name), weight)
+def test_the_new_backbone_learns_and_is_found_again_in_its_run(adding):
+    import_module("patches")
+    chosen = ["model.backbone=patches", "model.width=16"]
+    run = train(load_config("demo", [*TINY, *chosen]), out=adding / "run")
+    encoder = run.global_encoder()
+    assert encoder.features == 16
+    assert encoder.backbone.patches.weight.shape == (16, 1, 4, 4)
+    assert run.final["effective_rank"] > 1
 
 
 def test_the_new_transport_gives_what_local_gives_bit_for_bit(adding):

@@ -4,7 +4,10 @@ Every process of an experiment (this one, an MPI rank, a Ray worker, a site) ass
 here from the same configuration, so they are the same everywhere.
 """
 
+from collections.abc import Mapping
+
 import torch
+from torch import Tensor
 
 from ssfl.algorithms import ALGORITHMS
 from ssfl.algorithms.base import Algorithm
@@ -23,7 +26,7 @@ from ssfl.federation.server import Server
 from ssfl.federation.store import StateStore
 from ssfl.federation.trainer import Trainer
 from ssfl.guest import own_draws, own_torch
-from ssfl.models.backbones import build_backbone
+from ssfl.models.backbones import build_backbone, load_weights
 from ssfl.seeding import derive
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Method
@@ -43,11 +46,18 @@ def load_federated(config: Config, *, progress: bool = False) -> FederatedData:
     return federate(dataset, config.partition, config.seed)
 
 
-def build_method(config: Config, channels: int, image_size: int) -> Method:
+def build_method(
+    config: Config,
+    channels: int,
+    image_size: int,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Method:
     """The SSL method on its backbone, for images of `channels` × `image_size` × `image_size`,
-    initialised from the experiment's seed."""
+    initialised from the experiment's seed, the backbone with `weights` if there are any."""
     with own_draws(derive(config.seed, "init")):
         backbone = build_backbone(config.model, channels=channels, image_size=image_size)
+        if weights is not None:
+            load_weights(backbone, weights)  # before the method makes slow copies of it
         method: Method = METHODS[config.ssl.method](backbone, config.ssl)
     return method
 
@@ -123,10 +133,13 @@ def build_hosts(config: Config, data: FederatedData, store: StateStore) -> list[
     return [build_host(config, data, store, engine) for _ in range(workers)]
 
 
-def build_server(config: Config, trainer: Trainer, communicator: Communicator) -> Server:
-    """The server of an experiment. Θ begins as a copy of `trainer`'s model."""
+def build_server(
+    config: Config, trainer: Trainer, communicator: Communicator, theta: Tensor | None = None
+) -> Server:
+    """The server of an experiment. Θ begins as `theta`, or as a copy of `trainer`'s model."""
+    seeded = trainer.models.global_.flat.shared
     return Server(
-        trainer.models.global_.flat.shared.clone(),
+        seeded.clone() if theta is None else theta.to(seeded.device),
         trainer.layout,
         communicator,
         config.server,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from ssfl.assemble import build_host, build_hosts, build_server, load_federated
 from ssfl.comm import COMMUNICATORS, join
@@ -34,6 +35,7 @@ from ssfl.guest import own_torch
 from ssfl.interrupts import uninterrupted
 from ssfl.run import Run
 from ssfl.section import flat
+from ssfl.start import first_theta
 from ssfl.tracking import Row, Tracker, default_trackers, log_all, need_trackers, standing
 
 log = logging.getLogger(__name__)
@@ -92,7 +94,7 @@ def train(
     run: Run | None = None
     try:
         with uninterrupted():  # or there would be a folder, and nobody to take it back
-            run = Run.create(_from_anywhere(config), out)
+            run = Run.create(config, out)
         Experiment(run, comm, display or Quiet()).play()
     except FederationError:
         raise  # clients that failed may do better when it is gone on with
@@ -102,16 +104,6 @@ def train(
                 run.withdraw()  # unless something was done already
         raise
     return run
-
-
-def _from_anywhere(config: Config) -> Config:
-    """With the whole path of the images, where the source has one: a run is judged from other
-    places than it was trained in."""
-    path = getattr(config.data, "path", None)
-    if not isinstance(path, Path) or not path.expanduser().exists():
-        return config
-    data = config.data.model_copy(update={"path": path.expanduser().resolve()})
-    return config.model_copy(update={"data": data})
 
 
 @own_torch()
@@ -149,13 +141,14 @@ class Experiment:
         with run.held(), _torch_threads(config):
             data = load_federated(config, progress=not isinstance(self.display, Quiet))
             hosts = self._hosts(data)
+            theta = self._first_theta(data)  # what is wrong with it is said before anyone waits
             communicator: Communicator = COMMUNICATORS[self.comm](config, run.path, hosts)
             trackers: list[Tracker] = []
             try:
                 run.write_facts(data.dataset, len(communicator.clients()))
                 about = flat(config.model_dump(mode="json"))
                 trackers += default_trackers(run.path, config.run.trackers, about)
-                self._rounds(data, hosts, communicator, trackers)
+                self._rounds(data, hosts, communicator, trackers, theta)
             finally:
                 communicator.close()
                 for tracker in trackers:
@@ -169,16 +162,23 @@ class Experiment:
         store = SharedStore(self.run.path / "clients")
         return [build_host(self.config, data, store)]
 
+    def _first_theta(self, data: FederatedData) -> Tensor | None:
+        """What Θ begins as, unless it begins as the seed has it, or has long begun."""
+        if self.config.server.start is None or latest_checkpoint(self.run.checkpoints):
+            return None
+        return first_theta(self.config, data.dataset)
+
     def _rounds(
         self,
         data: FederatedData,
         hosts: Sequence[Host],
         communicator: Communicator,
         trackers: list[Tracker],
+        theta: Tensor | None,
     ) -> None:
         config, display = self.config, self.display
         trainer, store = hosts[0].trainer, hosts[0].store
-        server = build_server(config, trainer, communicator)
+        server = build_server(config, trainer, communicator, theta)
         # A client past its deadline may still be training on a worker's models: judge on others.
         judge = trainer
         if config.server.deadline:

@@ -8,6 +8,7 @@ tensorboard/           events                 report.html     the page to look a
 """
 
 import json
+import logging
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ import torch
 
 from ssfl.algorithms import ALGORITHMS
 from ssfl.assemble import build_method
-from ssfl.config import Config, load_config, to_toml
+from ssfl.config import Config, load_config, to_toml, with_whole_paths
 from ssfl.data.decode import Fit
 from ssfl.data.images import DataSet
 from ssfl.encoder import Encoder
@@ -32,6 +33,8 @@ from ssfl.locks import claimed
 from ssfl.models.flat import FlatModel
 from ssfl.ssl.base import Method
 from ssfl.tracking import Row, read_rows
+
+log = logging.getLogger(__name__)
 
 SERVED = "serve.json"
 """How sites reach the coordinator of a run: no other run has this file."""
@@ -60,7 +63,7 @@ class Run:
                 )
             if not mine:
                 raise ConfigError(f"{folder} holds a run already, just begun: choose another --out")
-            write_text(folder / "config.toml", to_toml(config))
+            write_text(folder / "config.toml", to_toml(with_whole_paths(config)))
         return cls(folder)
 
     @contextmanager
@@ -194,6 +197,17 @@ class Run:
         if found is None:
             raise CheckpointError(f"{self.path} has no checkpoint yet: train it by `{self.way_on}`")
         return found
+
+    def check_theta(self) -> None:
+        """Say so where Θ is no encoder that was trained, or none that is whole."""
+        name = self.config.algorithm.name
+        if not ALGORITHMS[name].sends:
+            raise ConfigError(
+                f"{name} trains no encoder for all, and Θ is as it began: choose a client's, "
+                "e.g. --client 0 (`ssfl export` makes a file of it)"
+            )
+        if self.config.local.batch_norm == "fedbn":
+            log.warning("with FedBN the shared encoder's batch norms are untrained: use a client's")
 
     @own_torch()
     def global_encoder(self) -> Encoder:

@@ -143,9 +143,9 @@ def test_raw_pixels_and_the_untrained_encoder_are_told_apart_without_colours(sha
     text = write_report(shared).read_text()
     figure = text.split('data-figure="knn"')[1].split("</figure>")[0]
     dashes = re.findall(r'stroke-dasharray="(.*?)"[^>]*><title>(\w+)', figure)
-    assert dashes == [("2 4", "untrained"), ("8 4", "raw")]
+    assert dashes == [("2 4", "before"), ("8 4", "raw")]
     assert re.findall(r'<li class="(\w+)"><i[^>]*></i>(\w+)', figure) == [
-        ("dotted", "untrained"),
+        ("dotted", "before"),
         ("dashed", "raw"),
     ]
 

@@ -116,16 +116,20 @@ def serve(
 
 def _begun(recipe: str, settings: list[str], out: Path | None, told: dict[str, Any]) -> "Run":
     """A new run, and how it is served."""
+    from ssfl.assemble import load_federated
     from ssfl.comm.flower.processes import check_port
     from ssfl.comm.flower.serve import ServeOptions, check_keys, write_settings
     from ssfl.config import load_config, validated
     from ssfl.interrupts import uninterrupted
     from ssfl.run import Run
+    from ssfl.start import first_theta
 
     config = load_config(recipe, settings)
     serving = validated(ServeOptions, {"keys": Path("keys").resolve()} | told, prefix="--")
     check_keys(serving.keys)
     check_port(serving.port)  # while there is no run directory that would stay behind
+    if config.server.start is not None:
+        first_theta(config, load_federated(config).dataset)
     with uninterrupted():  # neither is of use without the other
         run = Run.create(config, out)
         write_settings(run.path, serving)

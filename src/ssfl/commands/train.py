@@ -105,7 +105,7 @@ def show_final(final: dict[str, Any]) -> None:
     after = f"after {several(final['rounds'], 'round')}, {final.get('seconds', 0):.0f} s"
     table = Table(title=after)
     table.add_column("accuracy", justify="left")
-    for column in ("raw pixels", "untrained", "trained"):
+    for column in ("raw pixels", "before training", "trained"):
         table.add_column(column, justify="right")
     for key, (label, pixels, untrained) in FIGURES.items():
         if key in final:

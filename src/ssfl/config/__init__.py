@@ -4,7 +4,7 @@ A configuration starts from a recipe or a TOML file, takes `section.key=value` s
 is written in full beside the results it led to.
 """
 
-from ssfl.config.load import load_config, parse, read_own
+from ssfl.config.load import load_config, parse, read_own, with_whole_paths
 from ssfl.config.schema import CHOICES, Config
 from ssfl.config.settings import apply_setting
 from ssfl.config.toml import to_toml
@@ -19,4 +19,5 @@ __all__ = [
     "read_own",
     "to_toml",
     "validated",
+    "with_whole_paths",
 ]

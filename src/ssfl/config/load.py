@@ -11,7 +11,7 @@ from ssfl.config.schema import CHOICES, VERSION, Config, chosen
 from ssfl.config.settings import apply_setting, chooses
 from ssfl.errors import ConfigError
 from ssfl.recipes import recipe, recipes
-from ssfl.section import validated
+from ssfl.section import Section, validated
 
 
 def load_config(
@@ -40,6 +40,17 @@ def parse(raw: Mapping[str, Any]) -> Config:
         )
     config: Config = validated(Config, dict(raw))
     return config
+
+
+def with_whole_paths(config: Config) -> Config:
+    """With the paths of the images, where the source has one, and of what Θ begins as, as they are
+    from anywhere: a run is judged and gone on with from other places than it was begun in."""
+    changes: dict[str, Section] = {}
+    for name, section, key in (("data", config.data, "path"), ("server", config.server, "start")):
+        path = getattr(section, key, None)
+        if isinstance(path, Path) and path.expanduser().exists():
+            changes[name] = section.model_copy(update={key: path.expanduser().resolve()})
+    return config.model_copy(update=changes)
 
 
 def _read(source: str | Path, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Knobs of the server: who takes part, how updates are combined, and how patient it is."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -21,6 +22,9 @@ class ServerOptions(Section):
 
     rounds: int = Field(100, ge=1)
     """Communication rounds T."""
+    start: Path | None = None
+    """What Θ begins as: a run directory, an encoder that `ssfl export` wrote, or a file of a
+    network's tensors (not set: random weights, from the seed)."""
     clients_per_round: int = Field(0, ge=0)
     """Clients that take part in a round (0: all)."""
     sampler: Literal["uniform", "weighted", "round-robin"] = "uniform"

@@ -4,11 +4,13 @@ Initialisation draws from torch's global generator; the caller seeds it.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
+from ssfl.errors import CheckpointError
 from ssfl.models.norm import BatchNorm, use_group_norm
 from ssfl.registry import Registry
 from ssfl.section import Section
@@ -68,6 +70,27 @@ def build_backbone(options: BackboneOptions, *, channels: int, image_size: int) 
     if options.norm == "group":
         use_group_norm(backbone)
     return backbone
+
+
+def load_weights(backbone: Backbone, weights: Mapping[str, Tensor]) -> None:
+    """Give a backbone the tensors of another of its kind. What lies outside it (a classifier) and
+    counters of batches are left out."""
+    own = backbone.state_dict()
+    parts = {name.partition(".")[0] for name in own}
+    for name, tensor in own.items():
+        if name not in weights:
+            raise CheckpointError(f"it has no {name}; {_CHOOSE}")
+        if weights[name].shape != tensor.shape:
+            there, here = ("×".join(map(str, t.shape)) for t in (weights[name], tensor))
+            raise CheckpointError(f"its {name} is {there} where {here} is needed; {_CHOOSE}")
+    for name in weights:
+        counts = name.endswith("num_batches_tracked")
+        if name not in own and name.partition(".")[0] in parts and not counts:
+            raise CheckpointError(f"its {name} has no place here; {_CHOOSE}")
+    backbone.load_state_dict({name: weights[name] for name in own})
+
+
+_CHOOSE = "choose the network it is of by model.backbone, model.width, model.stem and model.norm"
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:

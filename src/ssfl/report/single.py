@@ -140,7 +140,7 @@ def _accuracy(record: Record) -> str:
     if not series:
         return ""
     for key, name, colour in (
-        ("untrained_knn_mean", "untrained, mean over clients", 7),
+        ("untrained_knn_mean", "before training, mean over clients", 7),
         ("pixels_knn_mean", "raw pixels, mean over clients", 5),
     ):
         if base.get(key) is not None:

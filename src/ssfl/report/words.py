@@ -156,9 +156,11 @@ def _effort(record: Record) -> str:
     spent = sum(row.get("seconds") or 0 for row in record.rounds)
     took = f", {duration(spent)} in all" if record.rounds else ""
     norm = " with group norm" if config.model.norm == "group" else ""
+    start = config.server.start
+    begun = f" It began with what {start.name} had learned." if start else ""
     return (
         f"It ran for {rounds(record)}{each} of {passes}{took}, on a "
-        f"{named(config.model.backbone)} network{norm}, seed {config.seed}."
+        f"{named(config.model.backbone)} network{norm}, seed {config.seed}.{begun}"
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ssfl.config import Config, load_config
+from ssfl.config import Config, load_config, with_whole_paths
 from ssfl.errors import CheckpointError, ConfigError
 from ssfl.federation.checkpoint import latest_checkpoint
 from ssfl.reproduce.alike import differences
@@ -83,7 +83,9 @@ def plan(
         for arm in arms:
             label = f"{name}-{arm.name}-seed{seed}"
             own = (*settings, *stand_ins.get(arm.name, ()))
-            config = study.config(arm, name=label, seed=seed, rounds=rounds, settings=own)
+            config = with_whole_paths(
+                study.config(arm, name=label, seed=seed, rounds=rounds, settings=own)
+            )
             place = out / name / "runs" / f"{arm.name}-seed{seed}"
             job = Job(arm, seed, config, place, synthetic=arm.name in stand_ins)
             _check(job)

@@ -1,7 +1,6 @@
 """Encoders that travel: out of a run into one file, and back as an ordinary `nn.Module`.
 
-A file holds tensors and a short JSON text that says which network they belong to. Nothing is
-unpickled: safetensors cannot, and torch files are read with `weights_only`.
+What such a file holds is in encoder_files.py.
 """
 
 import json
@@ -19,14 +18,13 @@ from torch import Tensor
 
 from ssfl.algorithms import ALGORITHMS
 from ssfl.encoder import Encoder, blank_encoder
+from ssfl.encoder_files import ABOUT, read_encoder_file
 from ssfl.errors import CheckpointError, ConfigError
-from ssfl.files import read_tensors, write_bytes, write_tensors
+from ssfl.files import write_bytes, write_tensors
 from ssfl.guest import own_torch
 from ssfl.models.backbones import BackboneOptions
 from ssfl.protocols.bench import Bench
 from ssfl.run import Run
-
-log = logging.getLogger(__name__)
 
 Format = Literal["torch", "onnx", "safetensors"]
 SUFFIXES: dict[str, Format] = {
@@ -35,7 +33,6 @@ SUFFIXES: dict[str, Format] = {
     ".onnx": "onnx",
     ".safetensors": "safetensors",
 }
-_KEY = "ssfl_encoder"
 _VERSION = 1
 
 
@@ -86,10 +83,10 @@ def export_encoder(
         for name, tensor in encoder.state_dict().items()
     }
     if chosen == "safetensors":
-        write_tensors(out, tensors, {_KEY: about})
+        write_tensors(out, tensors, {ABOUT: about})
     elif chosen == "torch":
         content = BytesIO()
-        torch.save({_KEY: about, "tensors": tensors}, content)
+        torch.save({ABOUT: about, "tensors": tensors}, content)
         write_bytes(out, content.getvalue())
     else:
         write_bytes(out, _as_onnx(encoder, about))
@@ -99,14 +96,8 @@ def export_encoder(
 def _from_run(run: Run, client: int | None) -> Encoder:
     config = run.config
     algorithm = ALGORITHMS[config.algorithm.name]
-    if client is None and not algorithm.sends:
-        raise ConfigError(
-            f"{config.algorithm.name} trains no encoder for all, and Θ is as it began: choose a "
-            "client's, e.g. --client 0"
-        )
     if client is None:
-        if config.local.batch_norm == "fedbn":
-            log.warning("with FedBN the shared encoder's batch norms are untrained: use a client's")
+        run.check_theta()
         return run.global_encoder()
     run.check_client(client)
     if algorithm.encoder == "personal":
@@ -136,27 +127,13 @@ def _about(run: Run, encoder: Encoder, client: int | None) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    if _is_zip(path):
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # whatever torch cannot read is not a file of ours
-            raise CheckpointError(f"{path} is not an encoder exported by ssfl: {error}") from error
-        found = (content.get("tensors"), content.get(_KEY)) if isinstance(content, dict) else None
-    else:
-        try:
-            tensors, facts = read_tensors(path)
-        except CheckpointError as error:
-            raise CheckpointError(f"{path} is not an encoder exported by ssfl: {error}") from error
-        found = (tensors, facts.get(_KEY))
-    if found is None or found[0] is None or found[1] is None:
+    try:
+        tensors, about = read_encoder_file(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} is not an encoder exported by ssfl: {error}") from error
+    if about is None:
         raise CheckpointError(f"{path} is not an encoder exported by ssfl")
-    return found[0], json.loads(found[1])
-
-
-def _is_zip(path: Path) -> bool:
-    """A torch file, whatever its name (`--format` may have decided against the suffix)."""
-    with path.open("rb") as file:
-        return file.read(2) == b"PK"
+    return tensors, json.loads(about)
 
 
 def _rebuild(tensors: dict[str, Tensor], about: dict[str, Any], path: Path) -> Encoder:
@@ -198,7 +175,7 @@ def _as_onnx(encoder: Encoder, about: str) -> bytes:
             verbose=False,
         )
     assert program is not None
-    program.model.metadata_props[_KEY] = about
+    program.model.metadata_props[ABOUT] = about
     content: bytes = program.model_proto.SerializeToString()
     return content
 

@@ -1,0 +1,56 @@
+"""Where Θ begins: as the seed has it, or with what was learned before.
+
+`server.start` names a run, an encoder that `ssfl export` wrote, or a file of a network's tensors.
+Of a run whose model is the same, tensor by tensor, all of Θ is taken; otherwise its backbone alone,
+and heads begin anew. Only the server reads it: clients, wherever they are, take Θ from their first
+task, and θ_k starts as that.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ssfl.assemble import build_method
+from ssfl.config import Config
+from ssfl.data.images import DataSet
+from ssfl.encoder_files import read_encoder_file
+from ssfl.errors import CheckpointError, ConfigError
+from ssfl.models.flat import FlatModel
+from ssfl.run import Run
+
+
+def first_theta(config: Config, dataset: DataSet) -> Tensor | None:
+    """Θ of the first round by `server.start`; None where the seed's is meant."""
+    path = config.server.start
+    if path is None:
+        return None
+    path = path.expanduser()
+    if path.is_dir():
+        run = Run(path)
+        run.check_theta()
+        checkpoint = run.checkpoint()
+        if checkpoint.layout == _model(config, dataset).layout.digest:
+            return checkpoint.tensors["theta"]
+        weights: Mapping[str, Tensor] = run.global_encoder().state_dict()
+    elif path.is_file():
+        weights, _ = read_encoder_file(path)
+    else:
+        raise ConfigError(f"server.start: there is no run directory or file at {path}")
+    try:
+        return _model(config, dataset, _backbone_among(weights)).shared.clone()
+    except CheckpointError as error:
+        raise CheckpointError(f"server.start: {path} does not fit: {error}") from error
+
+
+def _model(
+    config: Config, dataset: DataSet, weights: Mapping[str, Tensor] | None = None
+) -> FlatModel:
+    method = build_method(config, dataset.channels, dataset.image_size, weights)
+    return FlatModel(method, method.home)
+
+
+def _backbone_among(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The backbone's tensors: an encoder of ours has others beside it."""
+    prefix = "backbone."
+    inside = {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)}
+    return inside or weights
