@@ -15,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
 from ssfl.commands import use as commands
+from ssfl.data.decode import Reading
 from ssfl.errors import CheckpointError, ConfigError, DataError
 from ssfl.experiment import train
 from ssfl.protocols.bench import Bench
@@ -391,3 +392,48 @@ def test_bad_label_files_are_told_line_by_line(tmp_path: Path) -> None:
         read_labels(path)
     with pytest.raises(DataError, match="at least two classes"):
         fit_classifier(torch.zeros(3, 2), ["a", "a", "a"])
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits of 12 bits in grey files of 16."""
+    folder = tmp_path_factory.mktemp("scans") / "scans"
+    folder.mkdir()
+    for i, digit in enumerate(load_digits().images[:60]):
+        deep = np.rint(digit * 4095 / 16).astype(np.uint16)
+        Image.fromarray(deep).save(folder / f"{i:02d}.png")
+    return folder
+
+
+def test_deep_greys_are_read_by_the_window_they_were_trained_with(
+    scans: Path, tmp_path: Path
+) -> None:
+    data = {"source": "folder", "path": scans, "image_size": 8, "window": (0, 4095)}
+    run = train(tiny(data=data), out=tmp_path / "run")
+    exported = [
+        export_encoder(run, tmp_path / f"encoder.{suffix}") for suffix in ("pt", "safetensors")
+    ]
+    files = find_images(scans)
+    grey = np.rint(np.stack([np.asarray(Image.open(file)) for file in files]) / 4095 * 255)
+    seen = torch.from_numpy(grey.astype(np.uint8)).unsqueeze(1).expand(-1, 3, -1, -1)
+    expected = run.global_encoder()(seen)
+    for source in (run.path, *exported):
+        assert torch.allclose(embed(load_encoder(source), files), expected, atol=1e-5)
+
+
+def test_a_window_may_be_given_for_other_images_than_the_encoders_own(
+    scans: Path, tmp_path: Path
+) -> None:
+    data = {"source": "folder", "path": scans, "image_size": 8}
+    run = train(tiny(data=data), out=tmp_path / "run")
+    for name, options in (("dark", ()), ("right", ("--window", 0, 4095))):
+        call("embed", run.path, scans, "-o", tmp_path / f"{name}.npy", *options)
+    dark, right = (np.load(tmp_path / f"{name}.npy") for name in ("dark", "right"))
+    encoder = load_encoder(run)
+    encoder.reading = Reading(window=(0, 4095))
+    assert right == pytest.approx(embed(encoder, find_images(scans)).numpy(), abs=1e-5)
+    assert not np.allclose(dark, right, atol=0.01)
+    (labels := tmp_path / "few.csv").write_text("file,label\n00.png,zero\n01.png,one\n")
+    call("classify", run.path, scans, "--labels", labels, "--window", 0, 4095)
+    with pytest.raises(ConfigError, match="--window: it goes from black to white"):
+        call("embed", run.path, scans, "-o", tmp_path / "no.npy", "--window", 5, 2)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ssfl.data.decode import Fit
+from ssfl.data.decode import AS_USUAL, Reading
 from ssfl.guest import own_draws
 from ssfl.models.backbones import Backbone, BackboneOptions, build_backbone
 
@@ -15,7 +15,7 @@ class Encoder(nn.Module):
 
     mean: Tensor
     std: Tensor
-    fit: Fit
+    reading: Reading
     """How image files were brought to `image_size` in training."""
 
     def __init__(
@@ -24,13 +24,13 @@ class Encoder(nn.Module):
         mean: Sequence[float],
         std: Sequence[float],
         image_size: int,
-        fit: Fit = "crop",
+        reading: Reading = AS_USUAL,
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.features = backbone.features
         self.image_size = image_size
-        self.fit = fit
+        self.reading = reading
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
 
@@ -47,9 +47,9 @@ def blank_encoder(
     mean: Sequence[float],
     std: Sequence[float],
     image_size: int,
-    fit: Fit,
+    reading: Reading,
 ) -> Encoder:
     """An encoder of the network that `options` name, frozen, its tensors still to be loaded."""
     with own_draws():
         backbone = build_backbone(options, channels=len(mean), image_size=image_size)
-    return Encoder(backbone, mean, std, image_size, fit).eval().requires_grad_(False)
+    return Encoder(backbone, mean, std, image_size, reading).eval().requires_grad_(False)

@@ -21,7 +21,7 @@ import torch
 from ssfl.algorithms import ALGORITHMS
 from ssfl.assemble import build_method
 from ssfl.config import Config, load_config, to_toml, with_whole_paths
-from ssfl.data.decode import Fit
+from ssfl.data.decode import Reading
 from ssfl.data.images import DataSet
 from ssfl.encoder import Encoder
 from ssfl.errors import CheckpointError, ConfigError, FederationError
@@ -126,10 +126,11 @@ class Run:
         return read_json(path, self._mend)  # type: ignore[no-any-return]
 
     @property
-    def fit(self) -> Fit:
-        """How image files are brought to one size, where the images are files."""
-        fit: Fit = getattr(self.config.data, "fit", "crop")
-        return fit
+    def reading(self) -> Reading:
+        """How image files are read, where the images are files; at a site by its own window."""
+        data, here = self.config.data, self.config.here
+        own = here.window if here is not None else None
+        return Reading(getattr(data, "fit", "crop"), own or getattr(data, "window", None))
 
     @property
     def _mend(self) -> str:
@@ -252,7 +253,7 @@ class Run:
         assert isinstance(model.module, Method)
         facts = self.facts
         encoder = Encoder(
-            model.module.backbone, facts["mean"], facts["std"], facts["image_size"], self.fit
+            model.module.backbone, facts["mean"], facts["std"], facts["image_size"], self.reading
         )
         own = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
         encoder.load_state_dict(own, assign=True)

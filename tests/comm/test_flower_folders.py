@@ -11,6 +11,7 @@ import socket
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -40,6 +41,7 @@ from ssfl.comm.flower.site import SiteAnswers
 from ssfl.comm.local import LocalCommunicator
 from ssfl.commands.federation import logging_apart
 from ssfl.config import load_config, to_toml
+from ssfl.data.decode import Reading
 from ssfl.errors import ConfigError, SSFLError
 from ssfl.experiment import Experiment, Quiet
 from ssfl.federation.messages import Task, TaskKind
@@ -522,6 +524,25 @@ def test_bad_options_of_a_site_are_one_sentence_and_leave_nothing(federation, tm
         options = [part for pair in (well | {option: value}).items() for part in pair]
         assert complaint in refused_command("site", "init", tmp_path / "site", *options)
         assert not (tmp_path / "site").exists()
+
+
+def test_a_site_reads_its_scans_by_a_window_of_its_own(federation, tmp_path):
+    home, _ = federation
+    (tmp_path / "scans").mkdir()
+    for name, value in (("black", 0), ("grey", 2048), ("white", 4095)):
+        deep = np.full((16, 16), value, dtype=np.uint16)
+        Image.fromarray(deep).save(tmp_path / "scans" / f"{name}.png")
+    ssfl_command(
+        *("site", "init", tmp_path / "site", "--server", "192.0.2.7:9092", "--clients", "0"),
+        *("--ca", home / "keys" / "ca.pem", "--recipe", home / "ours.toml"),
+        *("--data", tmp_path / "scans", "--window", "0", "4095"),
+    )
+    _, config = load_site(tmp_path / "site")
+    (host,) = build_hosts(config)
+    assert host.data.dataset.train.pixels[:, 0, 3, 3].tolist() == [0, 128, 255]
+    # Encoders are used on files read the same way, and the coordinator is told nothing of it.
+    assert Run.create(config, tmp_path / "run").reading == Reading("crop", (0, 4095))
+    assert shared_recipe(config) == shared_recipe(load_config(home / "ours.toml"))
 
 
 def test_a_rehearsal_of_a_client_whom_the_recipe_does_not_have_is_refused(federation, tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from ssfl.data.sources.folder import Folder
-from ssfl.errors import DataError
+from ssfl.errors import ConfigError, DataError
+from ssfl.section import validated
 
 
 def save(path, size=(40, 30), colour=(200, 100, 50), mode="RGB", **options):
@@ -148,10 +149,52 @@ def test_scans_of_twelve_bits_in_sixteen_are_dark_and_a_note_says_so(tmp_path):
     (note,) = data.notes
     assert "no pixel" in note
     assert "brighter than 16 of 255" in note
-    Image.fromarray(scan * 16).save(tmp_path / "scan.png")  # what the note advises
-    data = load(tmp_path, image_size=20)
+    data = load(tmp_path, image_size=20, window=(0, 4095))  # what the note advises
     assert data.train.pixels.max() == 255
     assert data.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix", "black", "white"),
+    [("uint16", "png", 0, 4095), ("int32", "tif", -160, 240), ("float32", "tif", -1.5, 2.5)],
+)
+def test_a_window_says_what_is_black_and_white_in_deep_greys(tmp_path, kind, suffix, black, white):
+    wide = white - black
+    values = np.linspace(black - wide / 8, white + wide / 8, 256).reshape(16, 16)
+    values = np.maximum(values, 0).astype(kind) if kind == "uint16" else values.astype(kind)
+    Image.fromarray(values).save(tmp_path / f"scan.{suffix}")
+    found = load(tmp_path, image_size=16, window=(black, white))
+    expected = [
+        [0 if v <= black else 255 if v >= white else round(255 * (v - black) / wide) for v in row]
+        for row in values.tolist()
+    ]
+    assert found.train.pixels[0].tolist() == [expected] * 3
+    assert found.notes == ()
+
+
+def test_a_window_changes_nothing_of_eight_bits_and_says_so(tree):
+    plain, windowed = load(tree), load(tree, window=(0, 100))
+    assert windowed.train.pixels.equal(plain.train.pixels)
+    (note,) = windowed.notes
+    assert "a window is for grey files of more than 8 bits, and there are none" in note
+
+
+def test_a_window_that_is_too_wide_is_told(tmp_path):
+    Image.fromarray(np.full((16, 16), 4095, dtype=np.uint16)).save(tmp_path / "scan.png")
+    (note,) = load(tmp_path, window=(0, 60000)).notes
+    assert note.endswith("the window [0.0, 60000.0] may be too wide")
+
+
+def test_values_that_are_no_numbers_are_in_no_window(tmp_path):
+    Image.fromarray(np.full((16, 16), np.nan, dtype="float32")).save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match="some of its values are no numbers"):
+        load(tmp_path, window=(0, 1))
+
+
+@pytest.mark.parametrize("window", [(5, 2), (3, 3), (0, float("nan"))])
+def test_a_window_whose_black_is_not_below_its_white_is_refused(window):
+    with pytest.raises(ConfigError, match=r"data\.window: it goes from black to white, the lower"):
+        validated(Folder.Options, {"window": window}, prefix="data.")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +213,9 @@ def test_images_of_thirty_two_bits_keep_their_brightness_whatever_their_white(
 @pytest.mark.parametrize("value", [1e6, float("nan")])
 def test_images_whose_white_nobody_knows_are_broken_files_not_white_ones(tmp_path, value):
     Image.fromarray(np.full((16, 16), value, dtype="float32")).save(tmp_path / "a.tif")
-    with pytest.raises(DataError, match=r"its values go up to .*: save it with 8 or 16 bits"):
+    with pytest.raises(
+        DataError, match=r"its values go up to .*: save it with 8 or 16 bits, or set a w"
+    ):
         load(tmp_path)
 
 

@@ -159,6 +159,14 @@ def site_init(
     recipe: Annotated[str, typer.Option(help="The agreed recipe or .toml file.")],
     clients: Annotated[str, typer.Option(help="Ids of the clients here, e.g. 0 or 3,4,5.")],
     data: Annotated[Path | None, typer.Option(help="Folder of this site's images.")] = None,
+    window: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            metavar="BLACK WHITE",
+            help="The values that are black and white in its grey files of more than 8 bits, e.g. "
+            "0 4095 for scans of 12 bits.",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Clients that train side by side.")] = 1,
     setting: Settings = [],  # noqa: B006
 ) -> None:
@@ -179,6 +187,7 @@ def site_init(
         "server": server,
         "clients": ids,
         "data": data.resolve() if data else None,
+        "window": window,
         "workers": workers,
     }
     options = validated(SiteOptions, told, prefix="--")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,15 @@ Client = Annotated[
 Files = Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")]
 Skip = Annotated[
     bool, typer.Option("--skip-broken", help="Leave out images that cannot be read, and say so.")
+]
+
+Window = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        metavar="BLACK WHITE",
+        help="The values that are black and white in grey files of more than 8 bits, where they "
+        "are others than in the encoder's own, e.g. 0 4095.",
+    ),
 ]
 
 
@@ -48,6 +58,7 @@ def embed(
     images: Files,
     out: Annotated[Path, typer.Option("--out", "-o", help="features.npy or features.parquet.")],
     client: Client = None,
+    window: Window = None,
     skip_broken: Skip = False,
 ) -> None:
     """Turn images into features. Beside NAME.npy, the images' names go into NAME.files.csv.
@@ -64,7 +75,7 @@ def embed(
     if out.suffix == ".parquet":
         _need_pyarrow()
     files = find_images(images)
-    features, broken = _features(run, client, files, skip_broken)
+    features, broken = _features(run, client, window, files, skip_broken)
     files = [file for file in files if file not in broken]
     if out.suffix == ".npy":
         import numpy as np
@@ -92,6 +103,7 @@ def classify(
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a CSV here.")] = None,
     client: Client = None,
+    window: Window = None,
     skip_broken: Skip = False,
 ) -> None:
     """Classify images, given the labels of a few: a linear classifier on the encoder's features.
@@ -105,7 +117,7 @@ def classify(
 
     files = find_images(images)
     shown, names = read_labels(labels, [folder for folder in images if folder.is_dir()])
-    features, broken = _features(run, client, [*shown, *files], skip_broken)
+    features, broken = _features(run, client, window, [*shown, *files], skip_broken)
     known = [pair for pair in zip(shown, names, strict=True) if pair[0] not in broken]
     shown, names = [file for file, _ in known], [name for _, name in known]
     files = [file for file in files if file not in broken]
@@ -139,17 +151,26 @@ def classify(
 
 
 def _features(
-    source: Path, client: int | None, files: list[Path], skip_broken: bool
+    source: Path,
+    client: int | None,
+    window: tuple[float, float] | None,
+    files: list[Path],
+    skip_broken: bool,
 ) -> tuple["Tensor", set[Path]]:
     """Features of the files, but for those that were left out because they cannot be read."""
     from rich.progress import Progress
 
     from ssfl.commands.console import errors
+    from ssfl.data.sources.folder import FolderOptions
     from ssfl.federation.engine import pick_device
+    from ssfl.section import validated
     from ssfl.use import embed as through
     from ssfl.use import load_encoder
 
     encoder = load_encoder(source, client).to(pick_device("auto"))
+    if window is not None:
+        told = validated(FolderOptions, {"window": window}, prefix="--")
+        encoder.reading = replace(encoder.reading, window=told.window)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("images", total=len(files))
         broken: list[Path] | None = [] if skip_broken else None

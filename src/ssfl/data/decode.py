@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import AfterValidator
 
 from ssfl.cores import cores
 from ssfl.data.bars import bar
@@ -26,6 +27,33 @@ NAMED = 10
 Fit = Literal["crop", "squash"]
 
 
+def _rising(window: tuple[float, float]) -> tuple[float, float]:
+    black, white = window
+    if not black < white:
+        raise ValueError(
+            f"it goes from black to white, the lower value first: not [{black:g}, {white:g}]"
+        )
+    return window
+
+
+Window = Annotated[tuple[float, float], AfterValidator(_rising)]
+"""The values that become black and white."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How image files become bytes of one size: the same in training and wherever an encoder is
+    used."""
+
+    fit: Fit = "crop"
+    """The centre square is cut out, or the whole is squashed to a square."""
+    window: Window | None = None
+    """Of grey files of more than 8 bits; None goes by the number of bits (`_eight_bits`)."""
+
+
+AS_USUAL = Reading()
+
+
 @dataclass(frozen=True, eq=False)
 class Decoded:
     """The images that could be read, which ones they are, and why the others could not."""
@@ -33,17 +61,25 @@ class Decoded:
     pixels: torch.Tensor
     readable: NDArray[np.int64]
     broken: tuple[tuple[Path, str], ...]
+    deep: int
+    """How many are grey and of more than 8 bits."""
 
 
 def decode(
-    paths: Sequence[Path], size: int, fit: Fit = "crop", *, progress: bool = False, title: str = ""
+    paths: Sequence[Path],
+    size: int,
+    reading: Reading = AS_USUAL,
+    *,
+    progress: bool = False,
+    title: str = "",
 ) -> Decoded:
-    """Read all files, each as size×size RGB: cropped to the centre square, or squashed to it."""
+    """Read all files, each as size×size RGB."""
     pixels = np.empty((len(paths), 3, size, size), dtype=np.uint8)
+    deep = np.zeros(len(paths), dtype=bool)
 
     def one(index: int) -> str | None:
         try:
-            pixels[index] = _read(paths[index], size, fit)
+            pixels[index], deep[index] = _read(paths[index], size, reading)
         except Exception as error:  # decoders fail in many ways; each means one unreadable file
             return str(error) or type(error).__name__
         return None
@@ -62,7 +98,8 @@ def decode(
     readable = np.array([i for i, reason in enumerate(reasons) if reason is None], dtype=np.int64)
     broken = tuple((paths[i], reason) for i, reason in enumerate(reasons) if reason is not None)
     kept = torch.from_numpy(pixels)
-    return Decoded(moved_up(kept, readable) if broken else kept, readable, broken)
+    kept = moved_up(kept, readable) if broken else kept
+    return Decoded(kept, readable, broken, int(deep.sum()))
 
 
 def report_broken(
@@ -106,25 +143,28 @@ def _short(reason: str, path: Path) -> str:
     return "not a readable image" if path.name in reason else reason
 
 
-def _read(path: Path, size: int, fit: Fit) -> NDArray[np.uint8]:
+def _read(path: Path, size: int, reading: Reading) -> tuple[NDArray[np.uint8], bool]:
+    """The image, and whether it is a deep grey one."""
     from PIL import Image, ImageOps
 
     with Image.open(path) as opened:
         opened.draft("RGB", (size, size))  # JPEG: decode no larger than needed
-        image = _rgb(ImageOps.exif_transpose(opened))
-    if fit == "crop":
+        deep = opened.mode in ("I", "F") or opened.mode.startswith("I;16")
+        image = ImageOps.exif_transpose(opened)
+        if deep:
+            image = Image.fromarray(_eight_bits(np.asarray(image), image.mode, reading.window))
+        image = _rgb(image)
+    if reading.fit == "crop":
         image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     else:
         image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image).transpose(2, 0, 1)
+    return np.asarray(image).transpose(2, 0, 1), deep
 
 
 def _rgb(image: "Image") -> "Image":
-    """Eight-bit RGB from any mode: deep greys are scaled, transparency is laid on white."""
+    """Eight-bit RGB from any mode of eight bits: transparency is laid on white."""
     from PIL import Image
 
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        image = Image.fromarray(_eight_bits(np.asarray(image), image.mode))
     if "A" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -132,12 +172,20 @@ def _rgb(image: "Image") -> "Image":
     return image.convert("RGB")
 
 
-def _eight_bits(values: NDArray[Any], mode: str) -> NDArray[np.uint8]:
-    """Deep greys as 0 to 255. Images of 32 bits do not say what their white is: it is the least of
-    1 (in floats), 255 and 65,535 that fits, floats being known to go a little beyond it."""
-    whites = {"F": (1.0, 255.0, 65535.0), "I": (255.0, 65535.0)}.get(mode, (65535.0,))
+def _eight_bits(values: NDArray[Any], mode: str, window: Window | None) -> NDArray[np.uint8]:
+    """Deep greys as 0 to 255, by the window or, without one, from 0 to the white of so many bits.
+    Images of 32 bits do not say what that is: it is the least of 1 (in floats), 255 and 65,535 that
+    fits, floats being known to go a little beyond it."""
     brightest = float(values.max())
-    white = next((white for white in whites if brightest < 2 * white), None)
-    if white is None:
-        raise ValueError(f"its values go up to {brightest:g}: save it with 8 or 16 bits")
-    return np.rint(np.clip(values / white, 0, 1) * 255).astype(np.uint8)
+    if window is None:
+        whites = {"F": (1.0, 255.0, 65535.0), "I": (255.0, 65535.0)}.get(mode, (65535.0,))
+        white = next((white for white in whites if brightest < 2 * white), None)
+        if white is None:
+            raise ValueError(
+                f"its values go up to {brightest:g}: save it with 8 or 16 bits, or set a window"
+            )
+        window = (0.0, white)
+    elif np.isnan(brightest):
+        raise ValueError("some of its values are no numbers")
+    black, white = window
+    return np.rint(np.clip((values - black) / (white - black), 0, 1) * 255).astype(np.uint8)

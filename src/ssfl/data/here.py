@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
+from ssfl.data.decode import Window
 from ssfl.data.federated import FederatedData, federate
 from ssfl.data.partition import PartitionOptions
 from ssfl.data.sources import load_dataset
@@ -26,6 +27,9 @@ class HereOptions(Section):
     data: Path | None = None
     """Folder of this site's images, with a subfolder per client (in the order of their names)
     where there are several. Without one, the recipe's own data are used: a rehearsal."""
+    window: Window | None = None
+    """The values that are black and white in its grey files of more than 8 bits (not set: as the
+    recipe has it). Scanners differ, so sites may."""
 
     @field_validator("clients")
     @classmethod
@@ -50,7 +54,7 @@ def load_here(
     if not here.data.is_dir():
         raise ConfigError(f"there is no folder {here.data}: give the images' with --data")
     several = len(here.clients) > 1
-    dataset = load_dataset(_on_folder(recipe, here.data, several), seed=seed, progress=progress)
+    dataset = load_dataset(_on_folder(recipe, here, several), seed=seed, progress=progress)
     if isinstance(recipe, SitesOptions):  # what it fixes for all sites
         dataset = replace(dataset, mean=recipe.mean, std=recipe.std, presets=recipe.preset)
     own = PartitionOptions(kind="natural" if several else "iid", clients=1)
@@ -80,11 +84,15 @@ def _rehearsing(clients: tuple[int, ...], whole: FederatedData) -> FederatedData
     )
 
 
-def _on_folder(recipe: Section, folder: Path, several: bool) -> FolderOptions:
+def _on_folder(recipe: Section, here: HereOptions, several: bool) -> FolderOptions:
     """This site's images, brought to the recipe's size: a subfolder for each of several clients."""
+    assert here.data is not None
     if isinstance(recipe, FolderOptions):
         agreed = recipe
     else:
         agreed = FolderOptions(image_size=getattr(recipe, "image_size", 32))
-    layout = "clients" if several else "flat"
-    return agreed.model_copy(update={"path": folder.resolve(), "layout": layout})
+    own: dict[str, object] = {"path": here.data.resolve()}
+    own["layout"] = "clients" if several else "flat"
+    if here.window is not None:
+        own["window"] = here.window
+    return agreed.model_copy(update=own)

@@ -141,7 +141,7 @@ class Bench:
         """A copy of the encoder that stands by itself."""
         dataset = self.data.dataset
         copy = blank_encoder(
-            self.config.model, dataset.mean, dataset.std, dataset.image_size, self.run.fit
+            self.config.model, dataset.mean, dataset.std, dataset.image_size, self.run.reading
         )
         copy.backbone.load_state_dict(self.encoder(who).state_dict())
         return copy.to(self.device)

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ssfl.algorithms import ALGORITHMS
+from ssfl.data.decode import Reading
 from ssfl.encoder import Encoder, blank_encoder
 from ssfl.encoder_files import ABOUT, read_encoder_file
 from ssfl.errors import CheckpointError, ConfigError
@@ -116,7 +118,7 @@ def _about(run: Run, encoder: Encoder, client: int | None) -> dict[str, Any]:
         "backbone": run.config.model.model_dump(mode="json"),
         "channels": facts["channels"],
         "image_size": facts["image_size"],
-        "fit": encoder.fit,
+        **asdict(encoder.reading),
         "mean": facts["mean"],
         "std": facts["std"],
         "features": encoder.features,
@@ -139,12 +141,13 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _rebuild(tensors: dict[str, Tensor], about: dict[str, Any], path: Path) -> Encoder:
     if about.get("version") != _VERSION:
         raise CheckpointError(f"{path} was exported by another version of ssfl: export it again")
+    window = about.get("window")
     encoder = blank_encoder(
         BackboneOptions.model_validate(about["backbone"]),
         about["mean"],
         about["std"],
         about["image_size"],
-        about.get("fit", "crop"),
+        Reading(about.get("fit", "crop"), tuple(window) if window else None),
     )
     try:
         encoder.load_state_dict(tensors)

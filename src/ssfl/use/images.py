@@ -35,10 +35,10 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
 def read_images(
     paths: Sequence[Path], encoder: Encoder, broken: list[Path] | None = None
 ) -> Tensor:
-    """uint8 N×C×H×W in the encoder's size and channels, cropped or squashed as those that it was
-    trained on. A file that cannot be read is an error; or, given a list, is left out and put
+    """uint8 N×C×H×W in the encoder's size and channels, read as those that it was trained
+    on. A file that cannot be read is an error; or, given a list, is left out and put
     there."""
-    read = decode(paths, encoder.image_size, encoder.fit)
+    read = decode(paths, encoder.image_size, encoder.reading)
     if read.broken and broken is None:
         # How many there are is not known: a folder is read part by part, and this is one.
         raise DataError(

@@ -109,7 +109,7 @@ def load_site(folder: Path, data: Path | None = None) -> tuple[SiteOptions, Conf
     told = raw | ({"data": data} if data else {})
     options: SiteOptions = validated(SiteOptions, told, prefix=f"{path} cannot be used: ")
     images = options.data.resolve() if options.data else None  # encoders are used from elsewhere
-    here = HereOptions(clients=options.clients, data=images)
+    here = HereOptions(clients=options.clients, data=images, window=options.window)
     return options, load_config(folder / "recipe.toml").model_copy(update={"here": here})
 
 

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ssfl.data.decode import Fit, decode, printable, report_broken
+from ssfl.data.decode import Decoded, Fit, Reading, Window, decode, printable, report_broken
 from ssfl.data.images import DataSet, Images, channel_statistics, parted
 from ssfl.data.split import stratified_split
 from ssfl.errors import DataError
-from ssfl.section import Section
+from ssfl.section import Section, literal
 from ssfl.seeding import numpy_generator
 
 SUFFIXES = (
@@ -56,6 +56,9 @@ class FolderOptions(Section):
     """Height and width that every image is brought to."""
     fit: Fit = "crop"
     """crop: scale the shorter side, then cut the centre square; squash: scale both sides."""
+    window: Window | None = None
+    """The values that are black and white in grey files of more than 8 bits, e.g. [0, 4095] for
+    scans of 12 bits (not set: 0 and 65,535 in 16 bits)."""
     test_fraction: float = Field(0.0, ge=0, lt=1)
     """Share of each client's (or class's) images kept for testing; 0 makes no test set."""
     max_broken: float = Field(0.1, ge=0, le=1)
@@ -74,7 +77,11 @@ class Folder:
         paths = _find(folder)
         names, groups = _groups(folder, paths, options.layout)
         found = decode(
-            paths, options.image_size, options.fit, progress=progress, title=f"Reading {folder}"
+            paths,
+            options.image_size,
+            Reading(options.fit, options.window),
+            progress=progress,
+            title=f"Reading {folder}",
         )
         notes = report_broken(
             found.broken,
@@ -99,7 +106,7 @@ class Folder:
             mean=mean,
             std=std,
             presets="photo" if options.image_size >= PHOTO_SIZE else "cifar",
-            notes=(*notes, *_note_others(folder), *_note_darkness(folder, found.pixels)),
+            notes=(*notes, *_note_others(folder), *_note_depth(folder, found, options.window)),
         )
 
 
@@ -141,16 +148,24 @@ def _note_others(folder: Path) -> tuple[str, ...]:
     return (f"images of these kinds are not read: {found}; convert them, e.g. to PNG",)
 
 
-def _note_darkness(folder: Path, pixels: torch.Tensor) -> tuple[str, ...]:
-    """A note where all images are nearly black: a file of 16 bits does not say that it has used 12,
-    and bytes keep few of its shades."""
-    brightest = int(pixels.max())
+def _note_depth(folder: Path, found: Decoded, window: Window | None) -> tuple[str, ...]:
+    """A note where all images are nearly black, for a file of 16 bits does not say that it has used
+    12, and bytes keep few of its shades; or where there is nothing for a window to change."""
+    if window is not None and not found.deep:
+        return (
+            f"a window is for grey files of more than 8 bits, and there are none in {folder}: "
+            "what it says is not used",
+        )
+    brightest = int(found.pixels.max())
     if brightest >= DARK:
         return ()
-    return (
-        f"no pixel in {folder} is brighter than {brightest} of 255: in files of 16 bits white is "
-        "65,535, so multiply values of 12 bits by 16",
+    advice = (
+        "in files of 16 bits white is 65,535: for scans of 12 bits set data.window=[0,4095] "
+        "(at a site: window in its site.toml)"
+        if window is None
+        else f"the window {literal(window)} may be too wide"
     )
+    return (f"no pixel in {folder} is brighter than {brightest} of 255: {advice}",)
 
 
 def _walk(folder: Path, suffixes: Sequence[str], above: tuple[Path, ...] = ()) -> Iterator[Path]:
