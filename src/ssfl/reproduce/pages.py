@@ -18,10 +18,12 @@ from ssfl.reproduce.pictures import PICTURES, draw
 from ssfl.reproduce.records import Partition, Result
 from ssfl.reproduce.results import StudyResult, load_result
 from ssfl.reproduce.rows import Row, common_settings
-from ssfl.reproduce.study import HEALTH, Study, figure_title
+from ssfl.reproduce.study import HEALTH, Arm, Study, figure_title
 
 _NONE = "–"
 _MAP = ["study", "name", "repeats", "arms with figures"]
+_NEAREST = ["study", "", "figure", "paper", "ours", "difference", "rounds", "seeds", "run as"]
+_RULE = ["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---"]
 
 
 def write_pages(found: StudyResult, folder: Path, *, pictures: bool = True) -> None:
@@ -211,12 +213,49 @@ def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:
         "seconds it was made. Figures are of the last round; a row whose rounds are not the "
         "paper's says so.",
         markdown_table([_MAP, ["---"] * len(_MAP), *(chapter.line() for chapter in chapters)]),
+        *_nearest([chapter.whole for chapter in chapters if chapter.paths]),
     ]
     for chapter in chapters:
         if chapter.paths:
             parts += chapter.parts(out.parent)
     write_text(out, "\n\n".join(parts) + "\n")
     return [chapter.whole for chapter in chapters if chapter.paths]
+
+
+def _nearest(studies: Sequence[StudyResult]) -> list[str]:
+    """The paper's figures, each with the one of ours that came nearest to it or went beyond."""
+    lines = []
+    for found in studies:
+        rows = [row for row in found.rows() if row.difference is not None]
+        for (recipe, figure, paper), arm in _claims(found.study).items():
+            same = [r for r in rows if (r.arm.recipe, r.figure, r.paper) == (recipe, figure, paper)]
+            line = [f"`{found.name}`", arm.label, figure_title(figure), _number(paper, figure)]
+            if same:
+                best = max(same, key=lambda row: row.mean)
+                how = _label(best, ())
+                line += [_ours(best), _signed(best.difference, figure)]
+                line += [_rounds(best, found.study.rounds), str(len(best.seeds))]
+                line += ["" if how == arm.label else how]
+            else:
+                line += ["**not run**", "", "", "", ""]
+            lines.append(line)
+    if not lines:
+        return []
+    return [
+        "**The paper's figures, and the nearest to them here.** Where several settings repeat one "
+        "figure, this is the one that came highest. The studies below have all of them.",
+        markdown_table([_NEAREST, _RULE, *lines]),
+    ]
+
+
+def _claims(study: Study) -> dict[tuple[str, str, float], Arm]:
+    """The paper's figures, and the first arm that repeats each: others of its recipe are the same
+    experiment with something changed."""
+    claims: dict[tuple[str, str, float], Arm] = {}
+    for arm in study.arms:
+        for figure, value in arm.paper.items():
+            claims.setdefault((arm.recipe, figure, value), arm)
+    return claims
 
 
 @dataclass
