@@ -266,7 +266,7 @@ def test_a_site_is_told_of_images_that_could_not_be_read(federation, tmp_path, c
     assert [host.data.size(client) for client in host.clients()] == [12, 16]
     told = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [record.getMessage() for record in told] == [
-        f"1 of 29 images in {scans} could not be read: mri/0.png"
+        f"1 of 29 images in {scans} could not be read: mri/0.png (not a readable image)"
     ]
 
 

@@ -111,8 +111,8 @@ def report_broken(
     option: str,
     folder: Path,
 ) -> tuple[str, ...]:
-    """A note that counts and names unreadable files, as seen from `folder`; an error where they
-    are too many."""
+    """A note that counts and names unreadable files, as seen from `folder`, and says what is wrong
+    with the first; an error where they are too many."""
     if not broken:
         return ()
     if len(broken) > allowed * total:
@@ -122,7 +122,9 @@ def report_broken(
         )
     names = ", ".join(str(path.relative_to(folder)) for path, _ in broken[:NAMED])
     more = f" and {len(broken) - NAMED:,} more" if len(broken) > NAMED else ""
-    return (printable(f"{len(broken):,} of {total:,} {what} could not be read: {names}{more}"),)
+    why = _short(broken[0][1], broken[0][0])
+    which = f"{names}{more} ({'the first: ' if len(broken) > 1 else ''}{why})"
+    return (printable(f"{len(broken):,} of {total:,} {what} could not be read: {which}"),)
 
 
 def printable(text: str) -> str:
