@@ -255,6 +255,12 @@ def test_images_whose_white_nobody_knows_are_broken_files_not_white_ones(tmp_pat
         load(tmp_path)
 
 
+def test_of_a_file_with_several_pages_the_first_is_read(tmp_path):
+    first, *others = [Image.new("L", (16, 16), grey) for grey in (50, 100, 150)]
+    first.save(tmp_path / "stack.tif", save_all=True, append_images=others)
+    assert load(tmp_path, image_size=16).train.pixels.unique().tolist() == [50]
+
+
 def test_what_is_transparent_becomes_white(tmp_path):
     Image.new("RGBA", (20, 20), (10, 20, 30, 0)).save(tmp_path / "clear.png")
     Image.new("RGBA", (20, 20), (0, 0, 0, 128)).save(tmp_path / "half.png")
