@@ -254,6 +254,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"run": {"trackers": "mlflow"}},
         r"run\.trackers = 'mlflow': it should be a list, e\.g\. \[\"mlflow\"\]",
     ),
+    "numbers for a list": (
+        {"data": {"source": "folder", "window": "0,4095"}},
+        r"data\.window = '0,4095': it should be a list, e\.g\. \[0,4095\]$",
+    ),
+    "too short a list": (
+        {"data": {"source": "folder", "window": [0]}},
+        r"data\.window = \[0\]: it has too few values",
+    ),
+    "too long a list": (
+        {"data": {"source": "folder", "window": [0, 1, 2]}},
+        r"data\.window = \[0, 1, 2\]: it has more values than 2",
+    ),
     "two rules for what an update counts for": (
         {"server": {"aggregation": "l-dawa", "optimizer": "fednova"}},
         r"'l-dawa' and optimizer 'fednova' .*: choose one of them",

@@ -197,6 +197,15 @@ def test_half_precision_is_read(tmp_path: Path, sent: list[Tensor]) -> None:
     assert all(torch.equal(found[name], halves[name].float()) for name in found)
 
 
+def test_a_torch_file_of_before_they_were_zips_is_read(tmp_path: Path, sent: list[Tensor]) -> None:
+    tensors = build_method(tiny(seed=8), CHANNELS, SIZE).backbone.state_dict()
+    old = tmp_path / "old.pth"
+    torch.save(tensors, old, _use_new_zipfile_serialization=False)
+    train(tiny(server={"rounds": 1, "start": old}), out=tmp_path / "run")
+    found = model(sent[0]).backbone.state_dict()
+    assert all(torch.equal(found[name], tensors[name]) for name in found)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -240,15 +249,42 @@ def test_what_cannot_be_begun_with_is_said_in_a_sentence_and_leaves_no_run(
     before: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("no tensors")
-    torch.save([torch.ones(3)], tmp_path / "list.pt")
+    (tmp_path / "empty.pt").touch()
+    tensors = build_method(tiny(), CHANNELS, SIZE).backbone.state_dict()
+    for name, content in {
+        "list": [torch.ones(3)],
+        "numbers": {0: torch.ones(3)},
+        "wrapped": {"state_dict": tensors, "epoch": 3},
+        "parallel": {f"module.{name}": tensor for name, tensor in tensors.items()},
+        "network": torch.nn.Linear(2, 2),
+        "diverged": tensors | {"stem.conv.weight": tensors["stem.conv.weight"] * torch.nan},
+    }.items():
+        torch.save(content, tmp_path / f"{name}.pt")
+    save = r"; save a network's tensors alone, as safetensors or by `torch\.save\(model\.state_dict"
     alone = train(
         tiny(algorithm={"name": "local-only"}, server={"rounds": 1}), out=tmp_path / "alone"
     )
     for start, error, sentence in (
         (tmp_path / "gone", ConfigError, "there is no run directory or file at"),
         (tmp_path, ConfigError, "is not a run directory: it has no config.toml"),
-        (tmp_path / "notes.txt", CheckpointError, r"could not read .*notes\.txt"),
-        (tmp_path / "list.pt", CheckpointError, "holds other things than tensors by name"),
+        *(
+            (tmp_path / file, CheckpointError, f"{file} cannot be read: {sentence}{save}")
+            for file, sentence in {
+                "notes.txt": "it is cut off, or holds other things than tensors",
+                "empty.pt": "it is cut off, or holds other things than tensors",
+                "network.pt": "it is cut off, or holds other things than tensors",
+                "list.pt": "it holds other things than tensors by name",
+                "numbers.pt": "what it holds under 0 is no tensor of that name",
+                "wrapped.pt": "what it holds under 'state_dict' is no tensor of that name",
+            }.items()
+        ),
+        (
+            tmp_path / "parallel.pt",
+            CheckpointError,
+            r"it has module\.stem\.conv\.weight for stem\.conv\.weight: save its tensors by names "
+            r"without 'module\.'",
+        ),
+        (tmp_path / "diverged.pt", CheckpointError, r"values of .*diverged\.pt are not finite"),
         (alone.path, ConfigError, "local-only trains no encoder for all"),
     ):
         with pytest.raises(error, match=sentence):

@@ -422,12 +422,16 @@ def test_deep_greys_are_read_by_the_window_they_were_trained_with(
 
 
 def test_a_window_may_be_given_for_other_images_than_the_encoders_own(
-    scans: Path, tmp_path: Path
+    scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data = {"source": "folder", "path": scans, "image_size": 8}
     run = train(tiny(data=data), out=tmp_path / "run")
+    caplog.clear()
     for name, options in (("dark", ()), ("right", ("--window", 0, 4095))):
         call("embed", run.path, scans, "-o", tmp_path / f"{name}.npy", *options)
+    (told,) = caplog.messages  # of the first alone
+    assert "brighter than 16 of 255: in files of 16 bits white is 65,535" in told
+    assert told.endswith("set --window 0 4095")
     dark, right = (np.load(tmp_path / f"{name}.npy") for name in ("dark", "right"))
     encoder = load_encoder(run)
     encoder.reading = Reading(window=(0, 4095))

@@ -18,21 +18,26 @@ ABOUT = "ssfl_encoder"
 
 def read_encoder_file(path: Path) -> tuple[dict[str, Tensor], str | None]:
     """A file's tensors, and what it says of itself."""
-    if not _is_zip(path):
-        tensors, facts = read_tensors(path)
-        return tensors, facts.get(ABOUT)
+    safe = _is_safetensors(path)
     try:
+        if safe:
+            tensors, facts = read_tensors(path)
+            return tensors, facts.get(ABOUT)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever torch cannot read
-        raise CheckpointError(f"could not read {path}: {error}") from error
+    except Exception as error:  # whatever cannot be read; torch's words advise to run its code
+        raise CheckpointError("it is cut off, or holds other things than tensors") from error
     about = content.get(ABOUT) if isinstance(content, dict) else None
     found = content if about is None else content.get("tensors")
-    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
-        raise CheckpointError(f"{path} holds other things than tensors by name")
+    if not isinstance(found, dict):
+        raise CheckpointError("it holds other things than tensors by name")
+    for name, tensor in found.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise CheckpointError(f"what it holds under {name!r} is no tensor of that name")
     return found, about
 
 
-def _is_zip(path: Path) -> bool:
-    """A torch file, whatever its name (`--format` may have decided against the suffix)."""
+def _is_safetensors(path: Path) -> bool:
+    """By the brace that follows its length, whatever its name (`--format` may have decided against
+    the suffix)."""
     with path.open("rb") as file:
-        return file.read(2) == b"PK"
+        return file.read(9)[8:] == b"{"

@@ -6,6 +6,7 @@ own); `config` gathers them into one whole.
 """
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -48,13 +49,19 @@ def _sentences(model: type[BaseModel], error: ValidationError, prefix: str) -> I
         elif problem["type"] == "value_error":
             where = f"{key.rstrip('.')}: " if problem["loc"] else ""
             yield where + problem["msg"].removeprefix("Value error, ")
+        elif problem["type"] == "missing" and isinstance(problem["loc"][-1], int):
+            given = literal(problem["input"])
+            yield f"{key.rpartition('.')[0]} = {given}: it has too few values"
         elif problem["type"] == "missing":
             yield f"{key} is missing"
+        elif problem["type"] == "too_long":
+            wanted = problem["ctx"]["max_length"]
+            yield f"{key} = {literal(problem['input'])}: it has more values than {wanted}"
         elif problem["type"] == "model_type":
             yield f"{key} is a table of options, not {problem['input']!r}"
         elif problem["type"] == "tuple_type":
             given = problem["input"]
-            example = f"e.g. [{literal(given)}]"
+            example = f"e.g. [{_items(given)}]"
             if str(given).startswith("["):
                 example = 'in which numbers begin with a digit and words are in "quotes"'
             yield f"{key} = {given!r}: it should be a list, {example}"
@@ -64,6 +71,16 @@ def _sentences(model: type[BaseModel], error: ValidationError, prefix: str) -> I
         else:
             message = problem["msg"].replace("Input should be", "it should be")
             yield f"{key} = {problem['input']!r}: {message}"
+
+
+def _items(given: Any) -> str:
+    """What was given in place of a list, as it would stand in one: numbers may have commas between
+    them already."""
+    try:
+        tomllib.loads(f"list = [{given}]")
+    except tomllib.TOMLDecodeError:
+        return literal(given)
+    return str(given)
 
 
 def _section_at(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:

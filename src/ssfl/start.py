@@ -7,6 +7,7 @@ task, and θ_k starts as that.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import Tensor
 
@@ -33,13 +34,30 @@ def first_theta(config: Config, dataset: DataSet) -> Tensor | None:
             return checkpoint.tensors["theta"]
         weights: Mapping[str, Tensor] = run.global_encoder().state_dict()
     elif path.is_file():
-        weights, _ = read_encoder_file(path)
+        weights = _tensors_of(path)
     else:
         raise ConfigError(f"server.start: there is no run directory or file at {path}")
     try:
-        return _model(config, dataset, _backbone_among(weights)).shared.clone()
+        theta = _model(config, dataset, _backbone_among(weights)).shared.clone()
     except CheckpointError as error:
         raise CheckpointError(f"server.start: {path} does not fit: {error}") from error
+    if not theta.isfinite().all():
+        raise CheckpointError(
+            f"server.start: some values of {path} are not finite, for its training has diverged: "
+            "choose another"
+        )
+    return theta
+
+
+def _tensors_of(path: Path) -> Mapping[str, Tensor]:
+    try:
+        weights, _ = read_encoder_file(path)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"server.start: {path} cannot be read: {error}; save a network's tensors alone, as "
+            "safetensors or by `torch.save(model.state_dict(), ...)`"
+        ) from error
+    return weights
 
 
 def _model(

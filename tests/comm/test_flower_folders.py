@@ -42,6 +42,9 @@ from ssfl.comm.local import LocalCommunicator
 from ssfl.commands.federation import logging_apart
 from ssfl.config import load_config, to_toml
 from ssfl.data.decode import Reading
+from ssfl.data.here import HereOptions, load_here
+from ssfl.data.partition import PartitionOptions
+from ssfl.data.sources.digits import DigitsOptions
 from ssfl.errors import ConfigError, SSFLError
 from ssfl.experiment import Experiment, Quiet
 from ssfl.federation.messages import Task, TaskKind
@@ -266,7 +269,7 @@ def test_a_site_is_told_of_images_that_could_not_be_read(federation, tmp_path, c
     assert [host.data.size(client) for client in host.clients()] == [12, 16]
     told = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [record.getMessage() for record in told] == [
-        f"1 of 29 images in {scans} could not be read: mri/0.png"
+        f"1 of 29 images in {scans} could not be read: mri/0.png (not a readable image)"
     ]
 
 
@@ -543,6 +546,12 @@ def test_a_site_reads_its_scans_by_a_window_of_its_own(federation, tmp_path):
     # Encoders are used on files read the same way, and the coordinator is told nothing of it.
     assert Run.create(config, tmp_path / "run").reading == Reading("crop", (0, 4095))
     assert shared_recipe(config) == shared_recipe(load_config(home / "ours.toml"))
+
+
+def test_a_window_without_images_of_the_sites_own_is_refused():
+    here = HereOptions(clients=(0,), window=(0, 4095))
+    with pytest.raises(ConfigError, match="give them with --data, or take window out of"):
+        load_here(here, DigitsOptions(), PartitionOptions(), 0)
 
 
 def test_a_rehearsal_of_a_client_whom_the_recipe_does_not_have_is_refused(federation, tmp_path):

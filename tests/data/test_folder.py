@@ -86,7 +86,7 @@ def test_a_name_that_is_no_text_can_be_printed(tree):
     Path(os.fsdecode(os.fsencode(tree) + b"/bob/\xe9.png")).write_bytes(b"")
     data = load(tree, layout="clients")
     assert data.owners == ("ann\ufffd", "bob", "cleo")
-    assert data.notes[0].endswith("could not be read: bob/\ufffd.png")
+    assert "could not be read: bob/\ufffd.png" in data.notes[0]
 
 
 def test_the_folder_we_stand_in_has_a_name(tree, monkeypatch):
@@ -191,7 +191,43 @@ def test_values_that_are_no_numbers_are_in_no_window(tmp_path):
         load(tmp_path, window=(0, 1))
 
 
-@pytest.mark.parametrize("window", [(5, 2), (3, 3), (0, float("nan"))])
+def test_dark_scans_are_told_though_other_images_beside_them_are_bright(tmp_path):
+    Image.fromarray(np.full((16, 16), 4095, dtype=np.uint16)).save(tmp_path / "scan.png")
+    Image.new("L", (16, 16), 255).save(tmp_path / "photo.png")
+    (note,) = load(tmp_path).notes
+    assert "brighter than 16 of 255" in note
+    assert load(tmp_path, window=(0, 4095)).notes == ()
+
+
+def test_a_dark_folder_of_eight_bits_has_nothing_to_do_with_windows(tmp_path):
+    Image.new("L", (16, 16), 9).save(tmp_path / "night.png")
+    assert load(tmp_path).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [("int32", -1000, 400), ("int32", -1000, 3000), ("float32", -1000, 400), ("float32", -2, 1.9)],
+)
+def test_values_below_zero_are_not_taken_for_black_without_a_window(tmp_path, kind, least, most):
+    values = np.linspace(least, most, 256).reshape(16, 16).astype(kind)
+    Image.fromarray(values).save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match=rf"its values go from {least} to {most}: set a window"):
+        load(tmp_path)
+    assert load(tmp_path, window=(least, most)).notes == ()
+
+
+def test_floats_may_go_a_little_below_zero(tmp_path):
+    values = np.linspace(-0.05, 1.05, 256).reshape(16, 16).astype("float32")
+    Image.fromarray(values).save(tmp_path / "a.tif")
+    assert load(tmp_path, image_size=16).train.pixels[0, 0, 0, 0] == 0
+
+
+def test_a_window_without_end_is_refused():
+    with pytest.raises(ConfigError, match=r"data\.window\.1 = inf: it should be a finite number"):
+        validated(Folder.Options, {"window": (0, float("inf"))}, prefix="data.")
+
+
+@pytest.mark.parametrize("window", [(5, 2), (3, 3)])
 def test_a_window_whose_black_is_not_below_its_white_is_refused(window):
     with pytest.raises(ConfigError, match=r"data\.window: it goes from black to white, the lower"):
         validated(Folder.Options, {"window": window}, prefix="data.")
@@ -214,9 +250,15 @@ def test_images_of_thirty_two_bits_keep_their_brightness_whatever_their_white(
 def test_images_whose_white_nobody_knows_are_broken_files_not_white_ones(tmp_path, value):
     Image.fromarray(np.full((16, 16), value, dtype="float32")).save(tmp_path / "a.tif")
     with pytest.raises(
-        DataError, match=r"its values go up to .*: save it with 8 or 16 bits, or set a w"
+        DataError, match=r"its values go from .* to .*: set a window .*, or save it with 8 "
     ):
         load(tmp_path)
+
+
+def test_of_a_file_with_several_pages_the_first_is_read(tmp_path):
+    first, *others = [Image.new("L", (16, 16), grey) for grey in (50, 100, 150)]
+    first.save(tmp_path / "stack.tif", save_all=True, append_images=others)
+    assert load(tmp_path, image_size=16).train.pixels.unique().tolist() == [50]
 
 
 def test_what_is_transparent_becomes_white(tmp_path):
@@ -262,7 +304,8 @@ def test_broken_files_are_counted_and_named(tree):
     (tree / "bob" / "half.png").write_bytes(whole[: len(whole) // 2])
     data = load(tree, layout="clients")
     assert data.notes == (
-        f"2 of 32 images in {tree} could not be read: ann/empty.png, bob/half.png",
+        f"2 of 32 images in {tree} could not be read: ann/empty.png, bob/half.png "
+        "(the first: not a readable image)",
     )
     assert len(data.train) == 30
     assert data.train.owners.tolist() == [0] * 10 + [1] * 10 + [2] * 10

@@ -78,7 +78,8 @@ def test_missing_pictures_are_counted_and_reported(tmp_path):
     (folder / "images" / "11_4.jpg").write_bytes(b"half")
     data = load(tmp_path)
     assert data.notes == (
-        "2 of 50 listed images could not be read: images/11_4.jpg, images/2_3.jpg",
+        "2 of 50 listed images could not be read: images/11_4.jpg, images/2_3.jpg "
+        "(the first: not a readable image)",
     )
     assert len(data.train) + len(data.test) == 48
     # 11 has 19 pictures left, but the list says 20: who takes part does not depend on the disk.

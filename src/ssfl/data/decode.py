@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import AfterValidator
+from pydantic import AfterValidator, FiniteFloat
 
 from ssfl.cores import cores
 from ssfl.data.bars import bar
 from ssfl.data.images import moved_up
 from ssfl.errors import DataError
+from ssfl.section import literal
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 NAMED = 10
+DARK = 64
+"""Deep greys without a byte as bright as this, of 255, are hardly meant to be as they are read."""
 Fit = Literal["crop", "squash"]
 
 
@@ -36,7 +39,7 @@ def _rising(window: tuple[float, float]) -> tuple[float, float]:
     return window
 
 
-Window = Annotated[tuple[float, float], AfterValidator(_rising)]
+Window = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_rising)]
 """The values that become black and white."""
 
 
@@ -61,8 +64,8 @@ class Decoded:
     pixels: torch.Tensor
     readable: NDArray[np.int64]
     broken: tuple[tuple[Path, str], ...]
-    deep: int
-    """How many are grey and of more than 8 bits."""
+    brightest: int | None
+    """The brightest byte of grey files of more than 8 bits; None where there are none."""
 
 
 def decode(
@@ -97,9 +100,28 @@ def decode(
             advance(1)
     readable = np.array([i for i, reason in enumerate(reasons) if reason is None], dtype=np.int64)
     broken = tuple((paths[i], reason) for i, reason in enumerate(reasons) if reason is not None)
+    brightest = max((int(pixels[i].max()) for i in np.flatnonzero(deep)), default=None)
     kept = torch.from_numpy(pixels)
     kept = moved_up(kept, readable) if broken else kept
-    return Decoded(kept, readable, broken, int(deep.sum()))
+    return Decoded(kept, readable, broken, brightest)
+
+
+def note_dark(
+    brightest: int | None, window: Window | None, *, where: str, option: str
+) -> tuple[str, ...]:
+    """A note where deep greys come out nearly black, for a file of 16 bits does not say that it has
+    used 12, and bytes keep few of its shades. `option` sets a window for those."""
+    if brightest is None or brightest >= DARK:
+        return ()
+    advice = (
+        f"in files of 16 bits white is 65,535: for scans of 12 bits set {option}"
+        if window is None
+        else f"the window {literal(window)} may be too wide"
+    )
+    return (
+        f"no pixel of the grey files of more than 8 bits{where} is brighter than {brightest} of "
+        f"255: {advice}",
+    )
 
 
 def report_broken(
@@ -111,8 +133,8 @@ def report_broken(
     option: str,
     folder: Path,
 ) -> tuple[str, ...]:
-    """A note that counts and names unreadable files, as seen from `folder`; an error where they
-    are too many."""
+    """A note that counts and names unreadable files, as seen from `folder`, and says what is wrong
+    with the first; an error where they are too many."""
     if not broken:
         return ()
     if len(broken) > allowed * total:
@@ -122,7 +144,9 @@ def report_broken(
         )
     names = ", ".join(str(path.relative_to(folder)) for path, _ in broken[:NAMED])
     more = f" and {len(broken) - NAMED:,} more" if len(broken) > NAMED else ""
-    return (printable(f"{len(broken):,} of {total:,} {what} could not be read: {names}{more}"),)
+    why = _short(broken[0][1], broken[0][0])
+    which = f"{names}{more} ({'the first: ' if len(broken) > 1 else ''}{why})"
+    return (printable(f"{len(broken):,} of {total:,} {what} could not be read: {which}"),)
 
 
 def printable(text: str) -> str:
@@ -175,14 +199,15 @@ def _rgb(image: "Image") -> "Image":
 def _eight_bits(values: NDArray[Any], mode: str, window: Window | None) -> NDArray[np.uint8]:
     """Deep greys as 0 to 255, by the window or, without one, from 0 to the white of so many bits.
     Images of 32 bits do not say what that is: it is the least of 1 (in floats), 255 and 65,535 that
-    fits, floats being known to go a little beyond it."""
-    brightest = float(values.max())
+    fits, floats being known to go a little beyond it, and below 0."""
+    darkest, brightest = float(values.min()), float(values.max())
     if window is None:
         whites = {"F": (1.0, 255.0, 65535.0), "I": (255.0, 65535.0)}.get(mode, (65535.0,))
         white = next((white for white in whites if brightest < 2 * white), None)
-        if white is None:
+        if white is None or darkest < (-white / 10 if mode == "F" else 0):
             raise ValueError(
-                f"its values go up to {brightest:g}: save it with 8 or 16 bits, or set a window"
+                f"its values go from {darkest:g} to {brightest:g}: set a window (data.window, "
+                "--window), or save it with 8 or 16 bits"
             )
         window = (0.0, white)
     elif np.isnan(brightest):

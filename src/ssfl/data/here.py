@@ -49,6 +49,11 @@ def load_here(
 ) -> FederatedData:
     """The images of the clients here. `recipe` is the data that the whole federation agreed on."""
     if here.data is None:
+        if here.window is not None:
+            raise ConfigError(
+                "a window is for this site's own images: give them with --data, or take window "
+                "out of site.toml"
+            )
         whole = federate(load_dataset(recipe, seed=seed, progress=progress), partition, seed)
         return _rehearsing(here.clients, whole)
     if not here.data.is_dir():

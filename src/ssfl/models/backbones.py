@@ -79,6 +79,12 @@ def load_weights(backbone: Backbone, weights: Mapping[str, Tensor]) -> None:
     parts = {name.partition(".")[0] for name in own}
     for name, tensor in own.items():
         if name not in weights:
+            longer = (n for n in weights if n.endswith(f".{name}") and n.split(".")[0] not in parts)
+            for wrapped in longer:
+                prefix = wrapped.removesuffix(name)
+                raise CheckpointError(
+                    f"it has {wrapped} for {name}: save its tensors by names without {prefix!r}"
+                )
             raise CheckpointError(f"it has no {name}; {_CHOOSE}")
         if weights[name].shape != tensor.shape:
             there, here = ("×".join(map(str, t.shape)) for t in (weights[name], tensor))

@@ -36,6 +36,7 @@ SUFFIXES: dict[str, Format] = {
     ".safetensors": "safetensors",
 }
 _VERSION = 1
+_NOT_OURS = "not an encoder exported by ssfl (`ssfl export RUN -o FILE`)"
 
 
 @own_torch()
@@ -132,9 +133,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         tensors, about = read_encoder_file(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{path} is not an encoder exported by ssfl: {error}") from error
+        raise CheckpointError(f"{path} is {_NOT_OURS}: {error}") from error
     if about is None:
-        raise CheckpointError(f"{path} is not an encoder exported by ssfl")
+        raise CheckpointError(f"{path} is {_NOT_OURS}: it does not say which network it is of")
     return tensors, json.loads(about)
 
 

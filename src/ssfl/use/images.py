@@ -1,17 +1,20 @@
 """Image files to features: found, read as the encoder saw its own, and passed through it."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ssfl.data.decode import decode, first_broken
+from ssfl.data.decode import Decoded, decode, first_broken, note_dark
 from ssfl.data.sources.folder import image_files
 from ssfl.encoder import Encoder
 from ssfl.errors import CheckpointError, DataError
 from ssfl.evaluation.features import extract
 from ssfl.guest import own_torch
+
+log = logging.getLogger(__name__)
 
 
 def find_images(paths: str | Path | Sequence[str | Path]) -> list[Path]:
@@ -38,6 +41,10 @@ def read_images(
     """uint8 N×C×H×W in the encoder's size and channels, read as those that it was trained
     on. A file that cannot be read is an error; or, given a list, is left out and put
     there."""
+    return _channels(_decode(paths, encoder, broken).pixels, encoder)
+
+
+def _decode(paths: Sequence[Path], encoder: Encoder, broken: list[Path] | None) -> Decoded:
     read = decode(paths, encoder.image_size, encoder.reading)
     if read.broken and broken is None:
         # How many there are is not known: a folder is read part by part, and this is one.
@@ -47,10 +54,14 @@ def read_images(
         )
     if broken is not None:
         broken += [path for path, _ in read.broken]
-    if encoder.mean.shape[1] == 1:
-        grey = read.pixels.float().mul(torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1))
-        return grey.sum(1, keepdim=True).round().to(torch.uint8)
-    return read.pixels
+    return read
+
+
+def _channels(rgb: Tensor, encoder: Encoder) -> Tensor:
+    if encoder.mean.shape[1] != 1:
+        return rgb
+    grey = rgb.float().mul(torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1))
+    return grey.sum(1, keepdim=True).round().to(torch.uint8)
 
 
 @own_torch()
@@ -72,9 +83,13 @@ def embed(
     files = _several(images)
     out: Tensor | None = None
     done = 0
+    brightest: int | None = None
     for start in range(0, len(files), batch):  # decoded in step: a folder may not fit in memory
         some = files[start : start + batch]
-        pixels = read_images(some, encoder, broken)
+        read = _decode(some, encoder, broken)
+        if read.brightest is not None:
+            brightest = max(brightest or 0, read.brightest)
+        pixels = _channels(read.pixels, encoder)
         if len(pixels):
             features = _finite(extract(encoder, pixels, _as_is, device=device, batch=batch).cpu())
             if out is None:  # all at once: put together at the end, they would be there twice
@@ -85,6 +100,8 @@ def embed(
             progress(len(some))
     if out is None:
         raise DataError(f"none of the {len(files):,} images could be read")
+    for note in note_dark(brightest, encoder.reading.window, where="", option="--window 0 4095"):
+        log.warning("%s", note)
     return out[:done]
 
 

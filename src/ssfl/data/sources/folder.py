@@ -14,11 +14,20 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ssfl.data.decode import Decoded, Fit, Reading, Window, decode, printable, report_broken
+from ssfl.data.decode import (
+    Decoded,
+    Fit,
+    Reading,
+    Window,
+    decode,
+    note_dark,
+    printable,
+    report_broken,
+)
 from ssfl.data.images import DataSet, Images, channel_statistics, parted
 from ssfl.data.split import stratified_split
 from ssfl.errors import DataError
-from ssfl.section import Section, literal
+from ssfl.section import Section
 from ssfl.seeding import numpy_generator
 
 SUFFIXES = (
@@ -36,8 +45,6 @@ SUFFIXES = (
 )
 NOT_READ = (".avif", ".dcm", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nii", ".svs")
 """Images too, but not of a kind that is read here: the user is told."""
-DARK = 64
-"""A folder without a pixel as bright as this, of 255, is hardly meant to be as it is read."""
 PHOTO_SIZE = 64
 """From this size on images are treated as photographs when views are made of them."""
 
@@ -149,23 +156,14 @@ def _note_others(folder: Path) -> tuple[str, ...]:
 
 
 def _note_depth(folder: Path, found: Decoded, window: Window | None) -> tuple[str, ...]:
-    """A note where all images are nearly black, for a file of 16 bits does not say that it has used
-    12, and bytes keep few of its shades; or where there is nothing for a window to change."""
-    if window is not None and not found.deep:
+    """A note where deep greys are nearly black, or where a window has nothing to change."""
+    if window is not None and found.brightest is None:
         return (
             f"a window is for grey files of more than 8 bits, and there are none in {folder}: "
             "what it says is not used",
         )
-    brightest = int(found.pixels.max())
-    if brightest >= DARK:
-        return ()
-    advice = (
-        "in files of 16 bits white is 65,535: for scans of 12 bits set data.window=[0,4095] "
-        "(at a site: window in its site.toml)"
-        if window is None
-        else f"the window {literal(window)} may be too wide"
-    )
-    return (f"no pixel in {folder} is brighter than {brightest} of 255: {advice}",)
+    option = "data.window=[0,4095] (at a site: window in its site.toml)"
+    return note_dark(found.brightest, window, where=f" in {folder}", option=option)
 
 
 def _walk(folder: Path, suffixes: Sequence[str], above: tuple[Path, ...] = ()) -> Iterator[Path]:
