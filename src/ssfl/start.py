@@ -22,31 +22,37 @@ from ssfl.run import Run
 
 def first_theta(config: Config, dataset: DataSet) -> Tensor | None:
     """Θ of the first round by `server.start`; None where the seed's is meant."""
-    path = config.server.start
-    if path is None:
+    if config.server.start is None:
         return None
-    path = path.expanduser()
+    path = config.server.start.expanduser()
     if path.is_dir():
-        run = Run(path)
-        run.check_theta()
-        checkpoint = run.checkpoint()
-        if checkpoint.layout == _model(config, dataset).layout.digest:
-            return checkpoint.tensors["theta"]
-        weights: Mapping[str, Tensor] = run.global_encoder().state_dict()
+        theta = _of_run(Run(path), config, dataset)
     elif path.is_file():
-        weights = _tensors_of(path)
+        theta = _around(_tensors_of(path), path, config, dataset)
     else:
         raise ConfigError(f"server.start: there is no run directory or file at {path}")
-    try:
-        theta = _model(config, dataset, _backbone_among(weights)).shared.clone()
-    except CheckpointError as error:
-        raise CheckpointError(f"server.start: {path} does not fit: {error}") from error
     if not theta.isfinite().all():
         raise CheckpointError(
             f"server.start: some values of {path} are not finite, for its training has diverged: "
             "choose another"
         )
     return theta
+
+
+def _of_run(run: Run, config: Config, dataset: DataSet) -> Tensor:
+    run.check_theta()
+    checkpoint = run.checkpoint()
+    if checkpoint.layout == _model(config, dataset).layout.digest:
+        return checkpoint.tensors["theta"]
+    return _around(run.global_encoder().state_dict(), run.path, config, dataset)
+
+
+def _around(weights: Mapping[str, Tensor], path: Path, config: Config, dataset: DataSet) -> Tensor:
+    """A Θ whose backbone is the one among `weights`, and whose heads are the seed's."""
+    try:
+        return _model(config, dataset, _backbone_among(weights)).shared.clone()
+    except CheckpointError as error:
+        raise CheckpointError(f"server.start: {path} does not fit: {error}") from error
 
 
 def _tensors_of(path: Path) -> Mapping[str, Tensor]:
