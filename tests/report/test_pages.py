@@ -188,6 +188,7 @@ def test_a_table_of_results_has_every_figure_under_its_own_heading(
             Score("personal_linear", 0.7, "clients", 2, 0.023, 0.734, 0.045, clients),
         ],
         {},
+        notes=["client 1 has no figures: <nothing>"],
     )
     paper = {"table": "Table 2", "personal_linear": 0.831}
     page = write_report(written(tmp_path / "run", found=found, paper=paper)).read_text()
@@ -203,6 +204,7 @@ def test_a_table_of_results_has_every_figure_under_its_own_heading(
             ["kNN among the client's own images", "62.0 %", "152.5", "66.0 %", "17.0", ""],
         ],
     ]  # of two clients, 0.12 to either side of their mean: 12.706 * 0.12 * sqrt(2) / sqrt(2)
+    assert "Of the evaluation: client 1 has no figures: &lt;nothing&gt;." in page
 
 
 def of_three(names: tuple[str, ...] | None = None) -> FederatedData:
