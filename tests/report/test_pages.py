@@ -471,6 +471,7 @@ def test_neighbours_are_the_nearest_others(apart: bool, monkeypatch: pytest.Monk
     assert found.labels == [1, 0, 1, 1, 0, 0]
     assert found.clients == [0, 1, 1, 2, 2, 2]
     asked = found.queries.flatten().tolist()
+    assert sorted(asked) == [0, 1, 2, 3, 4, 5]  # none of them twice
     features = FEATURES.numpy()
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     for query, nearest in zip(asked, found.neighbours, strict=True):
