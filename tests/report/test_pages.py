@@ -540,3 +540,14 @@ def test_points_of_the_map_are_coloured_by_their_own_class_and_client() -> None:
     }
     legend = re.findall('<i class="(.*?)"></i>(.*?)</li>', figure(page, "tsne_label"))
     assert legend == [("c0", "cat"), ("c1", "&lt;dog&gt;")]
+
+
+def test_a_map_of_more_groups_than_a_legend_holds_says_how_to_tell_them_apart() -> None:
+    few, many = (
+        pictures._map("tsne_client", "client", "", [str(k) for k in range(count)])
+        for count in (24, 1025)
+    )
+    assert few.count("<li>") == 24
+    assert "hover" not in few
+    assert "<li>" not in many
+    assert "<p>1,025 colours; hover over a point for its client.</p>" in many
