@@ -403,11 +403,11 @@ def test_two_runs_side_by_side_are_not_mixed_up(tmp_path: Path) -> None:
     assert ["seed", "5", "3"] in settings
     assert ["server.rounds", "2", "7"] in settings
     assert ["ssl.method", "simsiam", "byol"] in settings
-    told = "o<th>er: Global-SSFL with BYOL on scans, 4 clients, 1 of 7 rounds in 5.0 s"
+    told = "o\\<th>er: Global-SSFL with BYOL on scans, 4 clients, 1 of 7 rounds in 5.0 s"
     assert f"- one: Per-SSFL with SimSiam on scans, 4 clients, 2 rounds in 40 s\n- {told}\n" in (
         markdown.read_text()
     )
-    assert "|  | one | o<th>er |" in markdown.read_text()
+    assert "|  | one | o\\<th>er |" in markdown.read_text()
 
     first, second = csv.DictReader(table.open())
     assert first.items() >= {

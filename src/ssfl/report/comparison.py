@@ -41,6 +41,7 @@ def write_comparison(runs: Sequence[Run | str | Path], out: str | Path) -> list[
 
 def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
     """What the runs were, figures, then settings that differ, a column for each run."""
+    names = [name.replace("<", "\\<") for name in names]  # which would begin a tag
     pairs = zip(names, records, strict=True)
     blocks = ["".join(f"- {name}: {_about(record)}\n" for name, record in pairs)]
     tables = [(heading, rows) for heading, rows in _figures(records) if rows]
