@@ -17,6 +17,7 @@ import torch
 
 from ssfl.data.federated import FederatedData
 from ssfl.data.images import DataSet, Images
+from ssfl.federation.checkpoint import Checkpoint, save_checkpoint
 from ssfl.protocols.bench import GLOBAL
 from ssfl.protocols.scores import Evaluation, Score, over_clients, over_images
 from ssfl.report import operations, pictures, samples, single, write_comparison, write_report
@@ -421,6 +422,20 @@ def test_two_runs_side_by_side_are_not_mixed_up(tmp_path: Path) -> None:
         "rounds": "1", "seed": "3", "personal_linear": "", "global_knn": "0.11",
         "personal_knn": "", "effective_rank": "1.5", "std_ratio": "", "train_seconds": "5.0",
     }.items()  # fmt: skip
+
+
+def test_a_sites_rounds_are_those_of_what_it_holds(tmp_path: Path) -> None:
+    """It has no rows of rounds: these are the coordinator's."""
+    runs = []
+    for name, rounds in (("one", 1), ("other", 2)):
+        run = written(tmp_path / name, ROWS[-1:], here={"clients": [0, 2]})
+        save_checkpoint(run.checkpoints, Checkpoint(rounds, "it", {"theta": torch.zeros(1)}))
+        runs.append(run)
+    _, markdown, table = write_comparison(runs, tmp_path / "out")
+    assert [line["rounds"] for line in csv.DictReader(table.open())] == ["1", "2"]
+    assert "- one: Global-SSFL with SimSiam on scans, 4 clients, 1 of 2 rounds in" in (
+        markdown.read_text()
+    )
 
 
 def test_the_partition_is_drawn_client_by_client() -> None:

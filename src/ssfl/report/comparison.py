@@ -192,7 +192,7 @@ def _csv(records: Sequence[Record], names: Sequence[str]) -> str:
             "method": config.ssl.method,
             "data": record.facts["data"],
             "clients": record.clients,
-            "rounds": len(record.rounds),
+            "rounds": record.done,
             "seed": config.seed,
         }
         for score in record.scores:
