@@ -164,6 +164,11 @@ def test_a_figure_comes_with_all_that_made_it(whole: Whole) -> None:
         }
         assert result["seconds"] == pytest.approx(spent["round"])
         assert result["evaluation_seconds"] > spent["evaluation"] > 0
+        losses = {r["round"] + 1: r["loss"] for r in rows if r["kind"] == "round"}
+        assert result["curve"]["loss"] == [losses[1], losses[2]]
+        facts = json.loads((run / "facts.json").read_text())
+        assert (result["clients"], result["train_images"]) == (3, facts["train_images"])
+        assert facts["train_images"] != facts["test_images"]
         assert result["config"]["seed"] == result["seed"]
         assert (run / "final.json").is_file()
     personal = next(r for r in raw["results"] if r["arm"] == "personal")

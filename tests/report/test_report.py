@@ -319,6 +319,50 @@ def test_where_a_row_of_tiles_is_not_full_there_is_paper_and_no_block(
 
 
 @needs_browser
+@pytest.mark.parametrize("width", [1280, 768, 640, 375])
+def test_letters_of_a_drawing_are_no_larger_than_those_around_it(
+    personal: Run, browser: Browser, width: int
+) -> None:
+    """A drawing is as wide as its figure, and figures may stand alone in a row."""
+    browser.open(write_report(personal), width=width)
+    sizes = browser.evaluate("""[...document.querySelectorAll("figure svg text")].map(text =>
+        parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a)""")
+    assert sizes
+    assert min(sizes) > 8
+    assert max(sizes) < 16
+
+
+@needs_browser
+def test_on_a_phone_no_column_of_a_runs_results_is_out_of_sight(
+    personal: Run, browser: Browser
+) -> None:
+    browser.open(write_report(personal), width=375)
+    over = browser.evaluate("""[...document.querySelectorAll("#results .scroll")].map(
+        frame => frame.scrollWidth - frame.clientWidth)""")
+    assert over == [0, 0]
+
+
+@needs_browser
+def test_a_line_of_a_comparison_keeps_its_name_while_it_is_scrolled(
+    shared: Run, tmp_path: Path, browser: Browser
+) -> None:
+    runs = [shutil.copytree(shared.path, tmp_path / f"one-of-many-runs-{i}") for i in range(6)]
+    page, *_ = write_comparison(runs, tmp_path / "out")
+    browser.open(page, width=375, dark=True)
+    scrolled, moved, grounds = browser.evaluate("""(() => {
+        const frame = document.querySelector("#results .scroll");
+        frame.scrollLeft = 200;
+        const cells = [...frame.querySelectorAll("tr > :first-child")];
+        const left = frame.getBoundingClientRect().left;
+        return [frame.scrollLeft, cells.map(cell => cell.getBoundingClientRect().left - left),
+            [...cells, document.body].map(part => getComputedStyle(part).backgroundColor)];
+    })()""")
+    assert scrolled == 200
+    assert set(moved) == {0}
+    assert len(set(grounds)) == 1  # and what passes below it is not seen through it
+
+
+@needs_browser
 def test_on_paper_figures_are_two_abreast_and_bars_keep_their_colour(
     personal: Run, browser: Browser
 ) -> None:

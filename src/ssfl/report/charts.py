@@ -149,9 +149,11 @@ def matrix(
 ) -> str:
     """A grid of cells, darker for more: rows downwards, columns across. Where there is nothing
     there is the ground: of many classes, a client holds few."""
-    left = 8 + min(90, 6 * max((len(r) for r in rows), default=0)) if len(rows) <= 24 else 8
+    named = len(rows) <= 24
+    left = 8 + min(90, 6 * max((len(r) for r in rows), default=0)) if named else 8
     width = (WIDTH - left - 4) / len(columns)
-    height = min(max(width, 8.0), 18.0) if len(rows) <= 40 else 240 / len(rows)
+    least = 12.0 if named else 8.0  # lower rows' names would lie on top of each other
+    height = min(max(width, least), 18.0) if len(rows) <= 40 else 240 / len(rows)
     top, gap = 4.0, 1 if min(width, height) > 4 else 0  # narrow cells would be nothing but gaps
     most = max((v for row in values for v in row), default=1) or 1
     end = top + len(rows) * height
@@ -159,7 +161,7 @@ def matrix(
         f'<path class="cell" d="M{left} {top}H{WIDTH - 4}V{end:.1f}H{left}Z" style="--shade:0"/>'
     ]
     for i, row in enumerate(values):
-        if len(rows) <= 24:
+        if named:
             body.append(_text(left - 6, top + (i + 0.5) * height + 3.5, short(rows[i]), "end"))
         for j, value in enumerate(row):
             if value:
@@ -189,7 +191,8 @@ def columns_chart(
     def y(value: float) -> float:
         return HEIGHT - _BOTTOM - value / high * (HEIGHT - _TOP - _BOTTOM)
 
-    body = [_level(y(tick), number(tick)) for tick in ticks]
+    marks = zip(ticks, _tick_names(ticks, number), strict=True)
+    body = [_level(y(tick), name) for tick, name in marks]
     gap = 2 if width > 6 else 0.4
     step = max(1, math.ceil(len(values) / 10))
     for i, (value, name) in enumerate(zip(values, names, strict=True)):

@@ -41,6 +41,7 @@ def write_comparison(runs: Sequence[Run | str | Path], out: str | Path) -> list[
 
 def markdown(records: Sequence[Record], names: Sequence[str]) -> str:
     """What the runs were, figures, then settings that differ, a column for each run."""
+    names = [name.replace("<", "\\<") for name in names]  # which would begin a tag
     pairs = zip(names, records, strict=True)
     blocks = ["".join(f"- {name}: {_about(record)}\n" for name, record in pairs)]
     tables = [(heading, rows) for heading, rows in _figures(records) if rows]
@@ -191,7 +192,7 @@ def _csv(records: Sequence[Record], names: Sequence[str]) -> str:
             "method": config.ssl.method,
             "data": record.facts["data"],
             "clients": record.clients,
-            "rounds": len(record.rounds),
+            "rounds": record.done,
             "seed": config.seed,
         }
         for score in record.scores:

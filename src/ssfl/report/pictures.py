@@ -1,5 +1,7 @@
 """The parts of the page that need the images: who holds what, and what the encoder makes of it."""
 
+from collections.abc import Sequence
+
 from ssfl.evaluation.spread import spread
 from ssfl.protocols.bench import GLOBAL, Bench
 from ssfl.report import parts
@@ -56,17 +58,13 @@ def features(bench: Bench) -> str:
     if found.labels is not None:
         classes = bench.data.dataset.classes or [str(c) for c in range(max(found.labels) + 1)]
         drawing = scatter(found.place, found.labels, classes, "Features by class")
-        figures.append(
-            parts.figure("tsne_label", "Coloured by class", drawing, legend=_legend(classes))
-        )
+        figures.append(_map("tsne_label", "class", drawing, classes))
     place = {client: place for place, client in enumerate(bench.data.clients())}
     clients = [f"client {bench.data.title(client)}" for client in place]
     drawing = scatter(
         found.place, [place[client] for client in found.clients], clients, "Features by client"
     )
-    figures.append(
-        parts.figure("tsne_client", "Coloured by client", drawing, legend=_legend(clients))
-    )
+    figures.append(_map("tsne_client", "client", drawing, clients))
     return parts.section(
         "features",
         "What the encoder sees",
@@ -77,8 +75,16 @@ def features(bench: Bench) -> str:
     )
 
 
-def _legend(names: list[str] | tuple[str, ...]) -> list[tuple[str, int]]:
-    return [(name, i) for i, name in enumerate(names)] if len(names) <= 24 else []
+def _map(name: str, what: str, drawing: str, names: Sequence[str]) -> str:
+    """With a legend, where its colours can still be told apart."""
+    few = len(names) <= 24
+    return parts.figure(
+        name,
+        f"Coloured by {what}",
+        drawing,
+        legend=[(title, i) for i, title in enumerate(names)] if few else [],
+        note="" if few else f"{len(names):,} colours; hover over a point for its {what}.",
+    )
 
 
 def _neighbours(found: Samples, bench: Bench) -> str:

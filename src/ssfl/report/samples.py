@@ -46,7 +46,8 @@ def sample(bench: Bench) -> Samples | None:
         seen = F.normalize(bench.features_of(whose, queries).cpu(), dim=1)
         similar = seen @ features.T
     else:
-        picked = torch.arange(QUERIES) * len(rows) // QUERIES
+        count = min(QUERIES, len(rows))
+        picked = torch.arange(count) * len(rows) // count
         queries, labels = pixels[picked], None if train.labels is None else train.labels[rows]
         similar = features[picked] @ features.T
         similar[torch.arange(len(picked)), picked] = -2  # an image is not its own neighbour

@@ -194,6 +194,8 @@ def _results(record: Record) -> str:
             f" What `ssfl evaluate` found is of round {record.saved_evaluation.rounds} and not "
             "shown: run it again, once the run is at its end."
         )
+    elif record.evaluation.notes:  # whose figures are missing, which are not what they are called
+        note += f" Of the evaluation: {'; '.join(record.evaluation.notes)}."
     lead = f'<p class="lead">{parts.prose(note)}</p>'
     return parts.section("results", "Results", *tables, lead)
 

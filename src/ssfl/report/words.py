@@ -166,8 +166,8 @@ def _effort(record: Record) -> str:
 
 def _outcome(record: Record) -> str:
     own = _own_encoders(record)
-    mean = "each client's own encoder" if own else "it on each client's own images"
-    for key, what in (("knn_mean", mean), ("knn_global", "it on all test images")):
+    mean = "each client's own encoder" if own else "the shared encoder on each client's own images"
+    for key, what in (("knn_mean", mean), ("knn_global", "the shared encoder on all test images")):
         after, before = record.last.get(key), record.baseline.get(f"untrained_{key}")
         if after is None:
             continue
