@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,17 +56,27 @@ def test_the_time_of_two_evaluations_is_that_of_the_parts_that_stand() -> None:
     assert seconds == parts | {"total": 16.0 + 30.0}
 
 
-def test_a_note_names_the_option_that_has_changed_and_no_other() -> None:
-    changed = Evaluation(
-        3,
-        [over_clients("personal_finetune_1pct", {0: 0.5}, [30])],
-        {},
-        options=OPTIONS | {"clients": 1},
-    )
-    both = EARLIER.updated(changed)
-    assert both.notes == [
-        "dropped what was measured with another setting of clients: personal_linear"
-    ]
+@pytest.mark.parametrize(
+    ("option", "measured", "dropped"),
+    [
+        ({"clients": 1}, "personal_finetune_1pct", "clients: personal_linear"),
+        ({"linear": {"l2": 9.0}}, "personal_linear_1pct", "linear: global_linear, personal_linear"),
+    ],
+)
+def test_a_note_names_the_option_that_has_changed_and_the_figures_that_read_it(
+    option: dict[str, Any], measured: str, dropped: str
+) -> None:
+    score = over_clients(measured, {0: 0.5}, [30])
+    both = EARLIER.updated(Evaluation(3, [score], {}, options=OPTIONS | option))
+    assert both.notes == [f"dropped what was measured with another setting of {dropped}"]
+    assert not {one.name for one in both.scores} & {*dropped.split(": ")[1].split(", ")}
+
+
+def test_a_figure_that_was_not_measured_is_named_with_those_that_were() -> None:
+    with pytest.raises(
+        KeyError, match="svm was not measured; there are: global_knn, global_linear"
+    ):
+        EARLIER["svm"]
 
 
 def test_a_file_of_another_version_is_not_read_as_if_it_were_ours(tmp_path: Path) -> None:
