@@ -530,6 +530,7 @@ def test_a_share_of_the_labels_that_is_another_is_noted(
 ) -> None:
     whole = len(data.dataset.train)
     options = QUICK.model_copy(update={"fractions": (0.0001, 0.05, 0.1)})
+    shared.evaluation.unlink(missing_ok=True)
     found = evaluate(shared, [protocol], options=options, data=data)
     stem = protocol.replace("semi-", "global_")
     assert {f"{stem}_{share}pct" for share in ("0.01", "5", "10")} <= {s.name for s in found.scores}
