@@ -671,6 +671,7 @@ def test_a_run_of_another_version_or_model_is_one_sentence(ssfl: Call, recipe: P
     path.write_text(text.replace("width = 4", "width = 5"))
     answer = ssfl("train", "--resume", "run")
     assert_one_sentence(answer, "does not fit the configured model", "config.toml")
+    assert_one_sentence(ssfl("evaluate", "run"), "does not fit the configured model")
     with pytest.raises(CheckpointError, match="does not fit"):
         Run("run").global_encoder()
     path.write_text(text.replace('optimizer = "fedavg"', 'optimizer = "fedadam"'))

@@ -28,6 +28,7 @@ from ssfl.evaluation.linear import (
     naive_federated_linear,
 )
 from ssfl.experiment import train
+from ssfl.federation.checkpoint import save_checkpoint
 from ssfl.federation.engine import DeviceOptions, Engine
 from ssfl.protocols import bench, probes
 from ssfl.protocols.judge import evaluate
@@ -37,7 +38,9 @@ from ssfl.run import Run
 from tiny import outcome, same_bits, tiny
 
 SKEWED = {"kind": "dirichlet", "alpha": 0.5, "clients": 4, "min_size": 20, "min_test": 5}
-QUICK = ProtocolOptions(linear=LinearOptions(rounds=5), finetune=FinetuneOptions(epochs=2))
+# Not the defaults, so that a figure tells whether they were read.
+L2, K, TEMPERATURE = 20.0, 30, 0.4
+QUICK = ProtocolOptions(linear=LinearOptions(rounds=5, l2=L2), finetune=FinetuneOptions(epochs=2))
 
 
 def trained(folder: Path, algorithm: str, **sections: Any) -> Run:
@@ -47,7 +50,8 @@ def trained(folder: Path, algorithm: str, **sections: Any) -> Run:
 
 @pytest.fixture(scope="module")
 def personal(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(tmp_path_factory.mktemp("runs"), "per-ssfl")
+    votes = {"k": K, "temperature": TEMPERATURE}
+    return trained(tmp_path_factory.mktemp("runs"), "per-ssfl", evaluation=votes)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,21 @@ def data(personal: Run) -> FederatedData:
 @pytest.fixture(scope="module")
 def found(personal: Run, data: FederatedData) -> protocols.Evaluation:
     return evaluate(personal, list(PROTOCOLS), options=QUICK, data=data)
+
+
+def copied(run: Run, folder: Path) -> Run:
+    """To be spoilt; without figures."""
+    shutil.copytree(run.path, folder, ignore=shutil.ignore_patterns("evaluation.json"))
+    return Run(folder)
+
+
+def spoil(run: Run, client: int, rounds: int) -> None:
+    """Let the client's encoder have diverged after so many rounds."""
+    store = run.store
+    state = store.get(client, before=rounds)
+    assert state.personal is not None
+    store.put(client, rounds, replace(state, personal=state.personal * math.nan))
+    store.flush()
 
 
 def features(run: Run, client: int, pixels: torch.Tensor) -> np.ndarray:
@@ -90,7 +109,7 @@ def sklearn_right(
 ) -> np.ndarray:
     """Which test images scikit-learn's classifier gets right, on features of unit length."""
     length = (seen - seen.mean(0)).std()
-    peer = LogisticRegression(C=1.0, max_iter=5000, tol=1e-8).fit(seen / length, labels)
+    peer = LogisticRegression(C=1 / L2, max_iter=5000, tol=1e-8).fit(seen / length, labels)
     return peer.predict(unseen / length) == truth
 
 
@@ -104,8 +123,8 @@ def test_knn_of_each_client_is_a_vote_among_its_own_images(
             features(personal, client, train_.pixels[own]),
             train_.labels[own].numpy(),
             features(personal, client, test.pixels[held]),
-            min(200, len(own)),
-            0.1,
+            min(K, len(own)),
+            TEMPERATURE,
         )
         accuracy = (guesses == test.labels[held].numpy()).mean()
         assert found["personal_knn"].clients[client] == pytest.approx(accuracy, abs=1e-12)
@@ -131,7 +150,7 @@ def test_figures_of_theta_agree_with_longhand_and_scikit_learn(
     labels, truth = train_.labels.numpy(), test.labels.numpy()
     encoder = personal.global_encoder()
     seen, unseen = (encoder(part.pixels).double().numpy() for part in (train_, test))
-    knn = knn_longhand(seen, labels, unseen, 200, 0.1) == truth
+    knn = knn_longhand(seen, labels, unseen, K, TEMPERATURE) == truth
     assert found["global_knn"].value == pytest.approx(knn.mean(), abs=1e-12)
     linear = sklearn_right(seen, labels, unseen, truth).mean()
     assert found["global_linear"].value == pytest.approx(linear, abs=0.005)
@@ -149,6 +168,22 @@ def test_figures_of_theta_agree_with_longhand_and_scikit_learn(
         if score.over == "images":
             half = 1.96 * math.sqrt(score.value * (1 - score.value) / len(truth))
             assert (score.n, score.ci95) == (len(truth), pytest.approx(half))
+
+
+def test_a_linear_classifier_is_trained_on_all_images_however_uneven_their_classes(
+    shared: Run, data: FederatedData
+) -> None:
+    parts = {
+        name: replace(part, labels=(part.labels - 6).clamp_min(0))  # 0 to 6 are one class of four
+        for name, part in (("train", data.dataset.train), ("test", data.dataset.test))
+    }
+    uneven = replace(data, dataset=replace(data.dataset, classes=None, **parts))
+    found = protocols.judge(bench.Bench(shared, uneven), ["linear"], QUICK)
+    encoder = shared.global_encoder()
+    seen, unseen = (encoder(part.pixels).double().numpy() for part in parts.values())
+    labels, truth = (part.labels.numpy() for part in parts.values())
+    right = sklearn_right(seen, labels, unseen, truth).mean()
+    assert found["global_linear"].value == pytest.approx(right, abs=0.005)
 
 
 def test_federated_classifiers_are_trained_by_all_clients_and_tested_where_they_should(
@@ -195,19 +230,20 @@ def test_where_asked_every_clients_encoder_is_fine_tuned_and_tested_on_its_own_i
     def finetuned(_: Any, who: int, few: torch.Tensor, rows: torch.Tensor, *rest: Any) -> float:
         assert rest == (options.finetune,)
         seen[who, len(few)] = rows
-        return (who + 1) / 10
+        return (who + 1) / 10 + len(few) / 10_000
 
     monkeypatch.setattr(protocols, "finetuned", finetuned)
     options = QUICK.model_copy(update={"finetune_clients": True})
     found = protocols.judge(bench.Bench(personal, data), ["semi-finetune"], options)
     labels, seed = data.dataset.train.labels, personal.config.seed
-    sizes = {len(labelled_images(labels, share, seed)) for share in (0.01, 0.1)}
-    assert {size for _, size in seen} == sizes
+    less, more = (len(labelled_images(labels, share, seed)) for share in (0.01, 0.1))
+    assert set(seen) == {(who, size) for who in range(-1, 4) for size in (less, more)}
     for (who, _), rows in seen.items():
         everyones = torch.arange(len(data.dataset.test))
         assert torch.equal(rows, everyones if who == -1 else data.test_indices(who))
-    assert found["global_finetune_1pct"].value == 0
-    assert found["personal_finetune_10pct"].clients == {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
+    assert found["global_finetune_1pct"].value == less / 10_000
+    for name, size in (("personal_finetune_1pct", less), ("personal_finetune_10pct", more)):
+        assert found[name].clients == {who: (who + 1) / 10 + size / 10_000 for who in range(4)}
 
 
 def test_judging_several_encoders_at_once_changes_no_figure(
@@ -225,6 +261,51 @@ def test_judging_several_encoders_at_once_changes_no_figure(
         assert score.value == pytest.approx(found[score.name].value, abs=0.005)
     for who, figures in found.health.items():
         assert at_once.health[who] == pytest.approx(figures, rel=1e-9)
+
+
+def test_clients_that_are_not_judged_change_no_figure_of_those_that_are(
+    shared: Run, data: FederatedData
+) -> None:
+    """Be it that a few are chosen, by their place and not their id, or have nothing to test on.
+    FedAvg's classifier is trained by all, whoever is judged."""
+    asked = ["knn", "federated-linear", "linear"]
+    theirs = replace(data, ids=(7, 5, 9, 4))  # as at a site
+
+    def judged(data: FederatedData, options: ProtocolOptions) -> protocols.Evaluation:
+        return protocols.judge(bench.Bench(shared, data), asked, options)
+
+    everyone = judged(theirs, QUICK)
+    assert data.test_parts is not None
+    emptied = [part[:0] if place == 2 else part for place, part in enumerate(data.test_parts)]
+    for found, clients in (
+        (judged(theirs, QUICK.model_copy(update={"clients": 2})), [7, 9]),
+        (judged(replace(theirs, test_parts=emptied), QUICK), [7, 5, 4]),
+    ):
+        assert [score.name for score in found.scores] == [score.name for score in everyone.scores]
+        for score in found.scores:
+            whole = everyone[score.name]
+            assert score.clients == {c: whole.clients[c] for c in clients if whole.clients}
+            if score.over == "images":
+                assert score == whole
+            else:
+                assert score.value == pytest.approx(np.mean([whole.clients[c] for c in clients]))
+
+
+def test_the_features_of_a_client_are_let_go_before_the_next_is_judged(
+    personal: Run, data: FederatedData, tmp_path: Path
+) -> None:
+    """Those of a hundred clients would fill any memory; Θ's stay, as others may share them."""
+    run = copied(personal, tmp_path / "run")
+    spoil(run, 1, rounds=3)  # one that has no figures is let go of too
+    told: list[tuple[int, int, int]] = []
+
+    def watch(what: str, done: int, total: int) -> None:
+        if what == "encoders judged":
+            told.append((done, total, len(on_bench._cache)))
+
+    on_bench = bench.Bench(run, data, watch)
+    protocols.judge(on_bench, ["knn", "linear"], QUICK)
+    assert told == [(done, 4, 2) for done in range(5)]
 
 
 def test_by_default_the_figures_of_the_papers_tables_are_measured(
@@ -253,6 +334,8 @@ def test_means_over_clients_are_plain_and_the_weighted_one_counts_test_images(
             assert score.value == pytest.approx(values.mean())
             assert score.weighted_mean == pytest.approx((values * sizes).sum() / sizes.sum())
             assert score.std == pytest.approx(values.std(ddof=1))
+            half = 3.182446 * values.std(ddof=1) / 2  # Student's t, three degrees of freedom
+            assert (score.n, score.ci95) == (4, pytest.approx(half))
 
 
 def test_every_protocol_leaves_its_figure(found: protocols.Evaluation) -> None:
@@ -356,16 +439,22 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 ALL_BUT_TUNING = ["knn", "federated-linear", "linear", "naive-federated-linear", "semi-linear"]
 
 
-def test_features_of_an_encoder_are_computed_once(
+def test_features_and_classifiers_of_an_encoder_are_computed_once(
     personal: Run, shared: Run, data: FederatedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = counted(monkeypatch)
+    seen, fit = counted(monkeypatch), probes.linear_probes
+
+    def linear_probes(train: list[torch.Tensor], *rest: Any) -> Any:
+        seen["classifiers"] += len(train)
+        return fit(train, *rest)
+
+    monkeypatch.setattr(probes, "linear_probes", linear_probes)
     images = len(data.dataset.train) + len(data.dataset.test)
     evaluate(personal, ALL_BUT_TUNING, options=QUICK, data=data)
-    assert seen["images"] == 5 * images  # Θ and four personal encoders
+    assert seen == {"images": 5 * images, "classifiers": 5 * 3}  # Θ and four personal encoders
     seen.clear()
     evaluate(shared, ALL_BUT_TUNING, options=QUICK, data=data)
-    assert seen["images"] == images  # Θ alone, though four clients are judged by it
+    assert seen == {"images": images, "classifiers": 3}  # Θ alone, by which all are judged
 
 
 def with_permuted_test_labels(data: FederatedData) -> FederatedData:
@@ -385,7 +474,7 @@ def test_permuted_test_labels_leave_training_unchanged_to_the_bit(
         "load_federated",
         lambda *a, **k: with_permuted_test_labels(real(*a, **k)),
     )
-    again = trained(tmp_path, "per-ssfl")
+    again = trained(tmp_path, "per-ssfl", evaluation={"k": K, "temperature": TEMPERATURE})
     assert again.final["knn_mean"] != personal.final["knn_mean"]
     assert same_bits(outcome(again), outcome(personal))
 
@@ -435,15 +524,39 @@ def test_a_few_labels_are_balanced_over_classes_and_the_same_for_every_encoder(
     assert counts.sum() == pytest.approx(0.1 * len(data.dataset.train), rel=0.1)
 
 
-def test_a_share_of_the_labels_that_is_another_is_noted(shared: Run, data: FederatedData) -> None:
+@pytest.mark.parametrize("protocol", ["semi-linear", "semi-finetune"])
+def test_a_share_of_the_labels_that_is_another_is_noted(
+    shared: Run, data: FederatedData, protocol: str
+) -> None:
     whole = len(data.dataset.train)
-    options = ProtocolOptions(fractions=(0.0001, 0.5), linear=QUICK.linear)
-    notes = evaluate(shared, ["semi-linear"], options=options, data=data).notes
-    assert [note for note in notes if "labels" in note] == [
-        f"0.01 % of the labels came to 10 of {whole:,} images ({10 / whole:.2%}): as many of every "
-        "class, and at least one"
+    options = QUICK.model_copy(update={"fractions": (0.0001, 0.05, 0.1)})
+    shared.evaluation.unlink(missing_ok=True)
+    found = evaluate(shared, [protocol], options=options, data=data)
+    stem = protocol.replace("semi-", "global_")
+    assert {f"{stem}_{share}pct" for share in ("0.01", "5", "10")} <= {s.name for s in found.scores}
+    # 50 where 10 % are 54 is near enough, 30 where 5 % are 27 is not.
+    assert [note for note in found.notes if "labels" in note] == [
+        f"{share:g} % of the labels came to {count} of {whole:,} images ({count / whole:.2%}): as "
+        "many of every class, and at least one"
+        for share, count in ((0.01, 10), (5, 30))
     ]
     assert not evaluate(shared, ["knn"], options=options, data=data).notes
+
+
+def test_a_run_that_stands_halfway_is_judged_as_it_stands(
+    personal: Run, data: FederatedData, found: protocols.Evaluation, tmp_path: Path
+) -> None:
+    halfway = copied(personal, tmp_path / "run")
+    recipe = halfway.path / "config.toml"
+    recipe.write_text(recipe.read_text().replace("rounds = 3", "rounds = 6"))
+    # It was killed as a further round was saved: clients have got to where the server has not.
+    spoil(halfway, 2, rounds=4)
+    judged = evaluate(halfway, "knn", options=QUICK, data=data)
+    assert judged.rounds == 3
+    assert judged["personal_knn"] == found["personal_knn"]
+    assert halfway.config.server.rounds == 6
+    task = bench.Bench(halfway, data).task
+    assert (task.round, task.progress) == (3, 0.5)  # what adapts an encoder goes by these
 
 
 def test_clients_that_share_nothing_have_no_global_figures(tmp_path: Path) -> None:
@@ -453,24 +566,37 @@ def test_clients_that_share_nothing_have_no_global_figures(tmp_path: Path) -> No
     assert "global" not in found.health
 
 
-def test_a_clients_health_is_the_same_beside_the_training_and_after_it(tmp_path: Path) -> None:
-    run = trained(tmp_path, "per-ssfl", evaluation={"clients": 4})
-    beside, after = run.final["clients"], evaluate(run, ["health"]).health
-    for client, sent in beside.items():
-        for name in ("effective_rank", "std_ratio", "uniformity", "alignment", "epsilon_share"):
-            assert sent[name] == pytest.approx(after[client][name], rel=1e-4), (client, name)
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"algorithm": {"name": "per-ssfl"}},
+        {"algorithm": {"name": "per-ssfl"}, "model": {"norm": "group"}},  # it has no buffers
+        {"algorithm": {"name": "la-ssfl"}, "local": {"freeze_statistics": 0.5}},
+        {"local": {"batch_norm": "fedbn"}},  # all but the norms is Θ's
+    ],
+    ids=["per-ssfl", "per-ssfl-group", "la-ssfl-frozen", "fedbn"],
+)
+def test_a_clients_figures_are_the_same_beside_the_training_and_after_it(
+    tmp_path: Path, sections: dict[str, Any]
+) -> None:
+    everyone = {"clients": 4, "k": K, "temperature": TEMPERATURE}
+    config = tiny(partition=SKEWED, evaluation=everyone, **sections)
+    run = train(config, out=tmp_path / "run")
+    alone, after = evaluate(run, ["health"]), evaluate(run, ["knn", "health"])
+    names = ("effective_rank", "std_ratio", "uniformity", "alignment", "epsilon_share")
+    assert set(run.final["clients"]) == {"0", "1", "2", "3"}
+    for client, sent in run.final["clients"].items():
+        assert sent["knn"] == pytest.approx(after["personal_knn"].clients[int(client)], abs=1e-9)
+        for found in (alone.health[client], after.health[client]):
+            same = {name: pytest.approx(found[name], rel=1e-4) for name in names}
+            assert {name: sent.get(name) for name in names} == same
 
 
 def test_a_client_whose_encoder_has_diverged_costs_its_own_figures_only(
     personal: Run, data: FederatedData, found: protocols.Evaluation, tmp_path: Path
 ) -> None:
-    shutil.copytree(personal.path, tmp_path / "run")
-    spoilt = Run(tmp_path / "run")
-    store, rounds = spoilt.store, personal.config.server.rounds
-    state = store.get(2, before=rounds)
-    assert state.personal is not None
-    store.put(2, rounds, replace(state, personal=state.personal * math.nan))
-    store.flush()
+    spoilt = copied(personal, tmp_path / "run")
+    spoil(spoilt, 2, rounds=3)
     again = evaluate(spoilt, list(PROTOCOLS), options=QUICK, data=data)
     assert any("client 2" in note for note in again.notes)
     assert again.health["2"]["std"] is None
@@ -479,6 +605,21 @@ def test_a_client_whose_encoder_has_diverged_costs_its_own_figures_only(
         assert again[name].clients == wanted
     assert again["personal_naive_federated_linear"].clients.keys() == {0, 1, 3}
     assert again["global_linear"].value == found["global_linear"].value
+
+
+def test_where_theta_has_diverged_the_clients_own_encoders_are_judged_all_the_same(
+    personal: Run, data: FederatedData, found: protocols.Evaluation, tmp_path: Path
+) -> None:
+    spoilt = copied(personal, tmp_path / "run")
+    last = spoilt.checkpoint()
+    lost = last.tensors | {"theta": last.tensors["theta"] * math.nan}
+    save_checkpoint(spoilt.checkpoints, replace(last, tensors=lost))
+    again = evaluate(spoilt, ALL_BUT_TUNING, options=QUICK, data=data)
+    assert again.notes[-1] == "training has diverged, Θ has no figures: features are not finite"
+    assert {score.name for score in again.scores} == {
+        score.name for score in found.scores if score.name.startswith("personal")
+    }
+    assert again["personal_linear"] == found["personal_linear"]
 
 
 def test_where_all_have_diverged_an_evaluation_says_so_and_has_no_figures(tmp_path: Path) -> None:
@@ -509,20 +650,34 @@ def test_nothing_is_compiled_for_the_few_steps_of_an_evaluation(
     assert asked == ["off"]
 
 
-@pytest.mark.parametrize("asked", [None, ["knn"], ["linear", "semi-finetune"]])
+@pytest.mark.parametrize(
+    ("asked", "bare"),
+    [
+        (None, ["train", "test"]),
+        (["knn"], ["train"]),
+        (["knn"], ["test"]),
+        (["linear", "semi-finetune"], ["train", "test"]),
+    ],
+)
 def test_without_labels_health_is_measured_whatever_was_asked_for(
-    shared: Run, data: FederatedData, asked: list[str] | None
+    shared: Run, data: FederatedData, asked: list[str] | None, bare: list[str]
 ) -> None:
-    bare = replace(
-        data.dataset,
-        train=replace(data.dataset.train, labels=None),
-        test=replace(data.dataset.test, labels=None),
-    )
-    found = evaluate(shared, asked, options=QUICK, data=replace(data, dataset=bare))
+    without = {part: replace(getattr(data.dataset, part), labels=None) for part in bare}
+    unlabelled = replace(data, dataset=replace(data.dataset, **without))
+    found = evaluate(shared, asked, options=QUICK, data=unlabelled)
     assert found.scores == []
     assert found.health["global"]["effective_rank"] > 1
     assert set(found.health) == {"global", "0", "1", "2", "3"}
     assert found.notes == ["the images have no labels: health in place of accuracy"]
+
+
+def test_a_client_with_a_single_image_has_no_health_and_one_with_two_has(
+    shared: Run, data: FederatedData
+) -> None:
+    few = {1: 1, 2: 2}
+    parts = [part[: few.get(k, len(part))] for k, part in enumerate(data.train_parts)]
+    on_bench = bench.Bench(shared, replace(data, train_parts=parts))
+    assert set(protocols.judge(on_bench, ["health"], QUICK).health) == {"global", "0", "2", "3"}
 
 
 def test_without_test_images_health_is_measured_too(shared: Run, data: FederatedData) -> None:

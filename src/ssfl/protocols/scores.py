@@ -96,6 +96,7 @@ class Evaluation:
     notes: list[str] = field(default_factory=list)
     """What could not be measured, and why; what was measured before and is gone."""
     seconds: dict[str, float] = field(default_factory=dict)
+    """What each part took when it was last done, and in "total" all of them and the rest."""
     options: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Score:
@@ -118,11 +119,13 @@ class Evaluation:
         gone = [score for score in others if score.reads & changed]
         # What is measured again stays in its place.
         scores = {s.name: s for s in [*self.scores, *newer.scores] if s not in gone}
+        kept = sum(s for what, s in self.seconds.items() if what not in {*newer.seconds, "total"})
+        total = newer.seconds.get("total", 0.0) + kept
         both = replace(
             newer,
             scores=sorted(scores.values(), key=lambda score: score.over != "images"),
             health=self.health | newer.health,
-            seconds=self.seconds | newer.seconds,
+            seconds=self.seconds | newer.seconds | {"total": total},
             options=self.options | {name: newer.options[name] for name in read},
         )
         return both._noting(gone, f"with another setting of {', '.join(sorted(changed))}")
