@@ -23,7 +23,7 @@ def test_a_balanced_set_gives_exactly_its_fraction_of_every_class(
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.integers(-1, 6), min_size=1, max_size=200),
-    st.floats(0.001, 1.0),
+    st.floats(0.001, 1.0, exclude_max=True),
     st.integers(0, 2**32),
 )
 def test_any_labels_give_equal_counts_but_for_classes_that_run_out(
@@ -39,6 +39,12 @@ def test_any_labels_give_equal_counts_but_for_classes_that_run_out(
     assert (taken[held > 0] >= 1).all()
     full = taken.max()
     assert ((taken == full) | (taken == held)).all()
+
+
+def test_all_of_the_labels_are_all_of_them_however_uneven_the_classes() -> None:
+    labels = torch.tensor([0, 1, -1, 1, 1, 1, 2])
+    assert label_subset(labels, 1, np.random.default_rng(0)).tolist() == [0, 1, 3, 4, 5, 6]
+    assert len(label_subset(labels, 0.99, np.random.default_rng(0))) == 4
 
 
 def test_the_subset_follows_its_seed_and_not_the_clock() -> None:

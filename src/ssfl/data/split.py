@@ -42,6 +42,7 @@ def label_subset(
     labels: Tensor | NDArray[np.int64], fraction: float, rng: np.random.Generator
 ) -> Tensor:
     """Indices, sorted, of a class-balanced `fraction` of `labels`: the same number of each class.
+    The whole is all of them, balanced or not.
 
     At least one of each class present; a class with fewer gives all it has, and the others do not
     make up for it. Negative labels mean unlabelled and are left out.
@@ -52,6 +53,8 @@ def label_subset(
     present = np.unique(values[values >= 0])
     if len(present) == 0:
         raise DataError("no labels to take a subset of: this data set is unlabelled")
+    if fraction == 1:
+        return torch.from_numpy(np.flatnonzero(values >= 0))
     share = max(1, round(fraction * int((values >= 0).sum()) / len(present)))
     chosen = [
         rng.permutation(members)[:share]
