@@ -104,6 +104,8 @@ def test_curves_are_means_over_seeds_of_what_each_arm_is_judged_by(drawn: dict[s
     left, right = drawn["curves"]
     assert lines(left) == {"Plain": [(2, 0.3), (4, 0.6)], "Own": [(2, 0.1), (4, 0.3)]}
     assert lines(right) == {"Plain": [(2, 6.0), (4, 4.0)], "Own": [(2, 2.0)]}
+    # A line through one point would not be seen.
+    assert [line.get_marker() for line in right.lines] == ["", "o"]
     (band,) = left.collections  # of the arm with two seeds
     corners = {(float(x), round(float(y), 6)) for x, y in band.get_paths()[0].vertices}
     assert corners == {(2, 0.2), (2, 0.4), (4, 0.4), (4, 0.8)}

@@ -118,7 +118,8 @@ def _band(
                 points[x].append(y)
     xs = sorted(points)
     means = [sum(points[x]) / len(points[x]) for x in xs]
-    axes.plot(xs, means, **look, linewidth=1.8, label=label, solid_capstyle="round")
+    alone = "o" if len(xs) == 1 else ""  # a line through one point is not seen
+    axes.plot(xs, means, **look, linewidth=1.8, marker=alone, label=label, solid_capstyle="round")
     if len(group) > 1:
         low, high = [min(points[x]) for x in xs], [max(points[x]) for x in xs]
         axes.fill_between(xs, low, high, color=look["color"], alpha=0.15, linewidth=0)
