@@ -1,5 +1,6 @@
 """Backbones: torchvision's sizes and recorded values, and what the rest of the house relies on."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,22 @@ def test_resnet18_computes_what_torchvisions_does():
     for mode, name in ((True, "resnet18_train"), (False, "resnet18_eval")):
         expected = torch.from_numpy(GOLDEN[name])
         torch.testing.assert_close(model.train(mode)(images), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded"),
+    [
+        ("resnet18", "804c0cdcc273681a"),
+        ("resnet34", "a73a85199e3729c5"),
+        ("resnet50", "6f8d71cd701134f7"),
+    ],
+)
+def test_resnets_have_the_names_and_shapes_of_torchvisions_so_its_weights_fit(name, recorded):
+    """Recorded from torchvision 0.26's own state_dict, less its classifier and counters."""
+    with torch.device("meta"):
+        tensors = build(name, image_size=224).state_dict()
+    lines = "\n".join(f"{tensor} {list(tensors[tensor].shape)}" for tensor in sorted(tensors))
+    assert hashlib.sha256(lines.encode()).hexdigest()[:16] == recorded
 
 
 def test_the_cifar_stem_keeps_the_resolution_and_the_imagenet_stem_quarters_it():

@@ -43,8 +43,8 @@ def parse(raw: Mapping[str, Any]) -> Config:
 
 
 def with_whole_paths(config: Config) -> Config:
-    """With the paths of the images, where the source has one, and of what Θ begins as, as they are
-    from anywhere: a run is judged and gone on with from other places than it was begun in."""
+    """With absolute paths of the images, where the source has one, and of what Θ begins as: a run
+    is judged and gone on with from other places than it was begun in."""
     changes: dict[str, Section] = {}
     for name, section, key in (("data", config.data, "path"), ("server", config.server, "start")):
         path = getattr(section, key, None)

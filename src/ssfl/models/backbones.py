@@ -4,7 +4,7 @@ Initialisation draws from torch's global generator; the caller seeds it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -72,6 +72,9 @@ def build_backbone(options: BackboneOptions, *, channels: int, image_size: int) 
     return backbone
 
 
+_CHOOSE = "choose the network it is of by model.backbone, model.width, model.stem and model.norm"
+
+
 def load_weights(backbone: Backbone, weights: Mapping[str, Tensor]) -> None:
     """Give a backbone the tensors of another of its kind. What lies outside it (a classifier) and
     counters of batches are left out."""
@@ -79,13 +82,9 @@ def load_weights(backbone: Backbone, weights: Mapping[str, Tensor]) -> None:
     parts = {name.partition(".")[0] for name in own}
     for name, tensor in own.items():
         if name not in weights:
-            longer = (n for n in weights if n.endswith(f".{name}") and n.split(".")[0] not in parts)
-            for wrapped in longer:
-                prefix = wrapped.removesuffix(name)
-                raise CheckpointError(
-                    f"it has {wrapped} for {name}: save its tensors by names without {prefix!r}"
-                )
-            raise CheckpointError(f"it has no {name}; {_CHOOSE}")
+            raise CheckpointError(
+                _missing(name, [n for n in weights if n.split(".")[0] not in parts])
+            )
         if weights[name].shape != tensor.shape:
             there, here = ("×".join(map(str, t.shape)) for t in (weights[name], tensor))
             raise CheckpointError(f"its {name} is {there} where {here} is needed; {_CHOOSE}")
@@ -96,7 +95,13 @@ def load_weights(backbone: Backbone, weights: Mapping[str, Tensor]) -> None:
     backbone.load_state_dict({name: weights[name] for name in own})
 
 
-_CHOOSE = "choose the network it is of by model.backbone, model.width, model.stem and model.norm"
+def _missing(name: str, others: Sequence[str]) -> str:
+    """Why there is no such tensor: maybe all names have something before them."""
+    for other in others:
+        if other.endswith(f".{name}"):
+            prefix = other.removesuffix(name)
+            return f"it has {other} for {name}: save its tensors by names without {prefix!r}"
+    return f"it has no {name}; {_CHOOSE}"
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
