@@ -230,6 +230,52 @@ def test_supervised_views_are_shifted_and_flipped_but_never_rescaled():
     assert views.draws == 2 + 1  # a place and a flip
 
 
+def test_views_of_another_size_show_the_same_crops_resized_as_torch_resizes():
+    views = make("none", crop_scale=(0.2, 1.0), flip=0.5)
+    images = some_images(30)
+    uniforms = some_uniforms(views, 30, per_image=1)
+    got = views(images, uniforms, 24)[0]
+    boxes = draw_boxes(uniforms[0], 32, 32, (0.2, 1.0), (3 / 4, 4 / 3))
+    flipped = uniforms[0, :, -1] < 0.5
+    for image, box, mirrored, view in zip(
+        images, zip(*boxes, strict=True), flipped, got, strict=True
+    ):
+        top, left, height, width = (int(side) for side in box)
+        cut = image[None, :, top : top + height, left : left + width].float() / 255
+        expected = torch.nn.functional.interpolate(
+            cut, (24, 24), mode="bilinear", antialias=True, align_corners=False
+        )[0]
+        expected = (expected.flip(-1) if mirrored else expected).sub(0.5).div(0.25)
+        torch.testing.assert_close(view, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["cifar", "photo", "digits", "supervised", "none"])
+def test_every_preset_has_views_of_another_size(preset):
+    views = make(preset)
+    got = views(some_images(5), some_uniforms(views, 5), 24)
+    assert got.shape == (2, 5, 3, 24, 24)
+    assert got.isfinite().all()
+
+
+def test_shifted_views_of_another_size_show_as_much_of_the_image():
+    views = make("supervised")
+    images, uniforms = some_images(20), some_uniforms(views, 20)
+    usual = views(images, uniforms).flatten(0, 1)
+    halved = torch.nn.functional.interpolate(usual, (16, 16), mode="bilinear", antialias=True)
+    got = views(images, uniforms, 16).flatten(0, 1)
+    torch.testing.assert_close(got, halved, rtol=0, atol=1e-4)
+
+
+def test_views_have_their_size_until_the_share_of_rounds_that_was_set():
+    def sizes(**options: object) -> list[int]:
+        return [make("cifar", **options).spec.size_at(share) for share in (0, 0.49, 0.5, 0.99, 1)]
+
+    assert sizes() == [32, 32, 32, 32, 32]
+    assert sizes(size=24) == [24, 24, 24, 24, 24]
+    assert sizes(size=24, size_until=0.5) == [24, 24, 32, 32, 32]
+    assert sizes(size=24, size_until=1) == [24, 24, 24, 24, 24]
+
+
 def _key(image: np.ndarray) -> bytes:
     return np.round(image * 1000).astype(np.int64).tobytes()
 
@@ -424,6 +470,8 @@ def test_a_blur_wider_than_the_image_is_refused():
         resolve(ViewOptions(blur=0.5, blur_kernel=17), preset="cifar", image_size=8, **RGB)
     widest = make("cifar", image_size=8, blur=1.0, blur_kernel=15)
     assert widest(some_images(2, size=8), some_uniforms(widest, 2)).isfinite().all()
+    with pytest.raises(ConfigError, match="too wide for views of 8 pixels"):
+        make("cifar", size=8, blur=0.5, blur_kernel=17)
     off = resolve(ViewOptions(blur_kernel=17), preset="cifar", image_size=8, **RGB)
     assert off.blur == 0
 
@@ -457,6 +505,9 @@ def test_the_smallest_kernel_has_three_pixels():
         {"jitter": (0.4, 0.4, 0.4, 0.6)},
         {"blur_kernel": 4},
         {"padding": -1},
+        {"size": 4},
+        {"size": 24, "size_until": 0},
+        {"size_until": 0.5},
         {"colour": 1},
     ],
 )

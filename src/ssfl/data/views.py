@@ -54,6 +54,11 @@ class ViewOptions(Section):
 
     preset: str = "auto"
     """cifar, digits, photo, supervised or none; 'auto' takes the data set's own."""
+    size: int | None = Field(default=None, ge=8, le=1024)
+    """Pixels across a view in training; None for as many as the images have. Fewer are faster;
+    encoders are judged and used on images of their own size all the same."""
+    size_until: float | None = Field(default=None, gt=0, le=1)
+    """Share of the rounds after which views have as many pixels as the images; None for never."""
     crop_scale: Pair | None = None
     """Share of the image's area that a crop covers, from and to."""
     crop_ratio: Pair | None = None
@@ -76,6 +81,12 @@ class ViewOptions(Section):
     """Standard deviation of the blur in pixels, from and to."""
     solarize: tuple[Probability, ...] | None = None
     """Probability of inverting bright pixels, one number or one per view."""
+
+    @model_validator(mode="after")
+    def _an_end_has_a_beginning(self) -> Self:
+        if self.size is None and self.size_until is not None:
+            raise ValueError("size_until ends what size begins: set views.size, too")
+        return self
 
     @model_validator(mode="after")
     def _ranges_are_ranges(self) -> Self:
@@ -112,6 +123,8 @@ class ViewSpec:
     image_size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    size: int | None = None
+    size_until: float = 1.0
     crop_scale: Pair | None = None
     crop_ratio: Pair = (3 / 4, 4 / 3)
     padding: int = 0
@@ -123,6 +136,12 @@ class ViewSpec:
     blur_kernel: int = 23
     blur_sigma: Pair = (0.1, 2.0)
     solarize: tuple[float, ...] = (0.0,)
+
+    def size_at(self, progress: float) -> int:
+        """Pixels across a view with so much of the experiment behind it."""
+        # 1 is never, and a finished run is at 1
+        over = self.size_until < 1 and progress >= self.size_until
+        return self.image_size if self.size is None or over else self.size
 
 
 def resolve(
@@ -150,9 +169,10 @@ def resolve(
     chosen |= options.model_dump(exclude_none=True, exclude={"preset"})
     chosen.setdefault("blur_kernel", max(3, image_size // 10 // 2 * 2 + 1))
     spec = ViewSpec(image_size=image_size, mean=mean, std=std, **chosen)
-    if spec.blur and spec.blur_kernel // 2 >= image_size:
+    smallest = min(image_size, spec.size_at(0))
+    if spec.blur and spec.blur_kernel // 2 >= smallest:
         raise ConfigError(
-            f"views.blur_kernel {spec.blur_kernel} is too wide for images of {image_size} pixels"
+            f"views.blur_kernel {spec.blur_kernel} is too wide for views of {smallest} pixels"
         )
     return spec
 
@@ -177,8 +197,9 @@ class Views:
         self._orders = torch.tensor(ORDERS, device=device)
 
     @torch.no_grad()
-    def __call__(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        """uint8 N×C×H×W and uniforms V×N×draws to float32 V×N×C×S×S, normalised."""
+    def __call__(self, images: Tensor, uniforms: Tensor, size: int | None = None) -> Tensor:
+        """uint8 N×C×H×W and uniforms V×N×draws to float32 V×N×C×S×S, normalised; S is `size`, or
+        that of the images."""
         views, count, draws = uniforms.shape
         if count != images.shape[0] or draws != self.draws:
             raise ValueError(
@@ -191,7 +212,7 @@ class Views:
             return numbers[:, self._columns[name]]
 
         with torch.autocast(images.device.type, enabled=False):
-            x = self._crop(images.repeat(views, 1, 1, 1), draw)
+            x = self._crop(images.repeat(views, 1, 1, 1), draw, size or spec.image_size)
             if spec.jitter is not None:
                 x = self._jitter(x, draw("jitter"), spec.jitter)
             if spec.grey:
@@ -215,14 +236,13 @@ class Views:
             x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
         return x.sub_(self._mean).div_(self._std)
 
-    def _crop(self, images: Tensor, draw: Callable[[str], Tensor]) -> Tensor:
-        spec = self.spec
-        pad, size = spec.padding, spec.image_size
+    def _crop(self, images: Tensor, draw: Callable[[str], Tensor], size: int) -> Tensor:
+        spec, pad = self.spec, self.spec.padding
         height, width = images.shape[-2] + 2 * pad, images.shape[-1] + 2 * pad
         if spec.crop_scale is not None:
             boxes = draw_boxes(draw("crop"), height, width, spec.crop_scale, spec.crop_ratio)
         elif pad:
-            boxes = draw_places(draw("crop"), height, width, size)
+            boxes = draw_places(draw("crop"), height, width, spec.image_size)
         elif spec.flip or (height, width) != (size, size):
             boxes = whole(len(images), height, width, images.device)
         else:
