@@ -187,7 +187,7 @@ def test_views_are_float32_also_under_autocast():
 
 
 def test_plain_images_are_only_normalised():
-    views = Views(ViewSpec(image_size=16, **RGB))
+    views = Views(ViewSpec(image_size=16, size=16, **RGB))
     expected = GOLDEN["pixels"] / 255.0
     expected = (expected - np.array(RGB["mean"])[:, None, None]) / np.array(RGB["std"])[
         :, None, None
@@ -196,7 +196,7 @@ def test_plain_images_are_only_normalised():
 
 
 def test_plain_images_of_another_size_are_resized_whole():
-    views = Views(ViewSpec(image_size=16, mean=(0.0,) * 3, std=(1.0,) * 3))
+    views = Views(ViewSpec(image_size=16, size=16, mean=(0.0,) * 3, std=(1.0,) * 3))
     assert_close(views.plain(recorded("crop_pixels")), "whole")
 
 
@@ -231,10 +231,10 @@ def test_supervised_views_are_shifted_and_flipped_but_never_rescaled():
 
 
 def test_views_of_another_size_show_the_same_crops_resized_as_torch_resizes():
-    views = make("none", crop_scale=(0.2, 1.0), flip=0.5)
+    views = make("none", size=24, crop_scale=(0.2, 1.0), flip=0.5)
     images = some_images(30)
     uniforms = some_uniforms(views, 30, per_image=1)
-    got = views(images, uniforms, 24)[0]
+    got = views(images, uniforms)[0]
     boxes = draw_boxes(uniforms[0], 32, 32, (0.2, 1.0), (3 / 4, 4 / 3))
     flipped = uniforms[0, :, -1] < 0.5
     for image, box, mirrored, view in zip(
@@ -251,29 +251,20 @@ def test_views_of_another_size_show_the_same_crops_resized_as_torch_resizes():
 
 @pytest.mark.parametrize("preset", ["cifar", "photo", "digits", "supervised", "none"])
 def test_every_preset_has_views_of_another_size(preset):
-    views = make(preset)
-    got = views(some_images(5), some_uniforms(views, 5), 24)
+    views = make(preset, size=24)
+    got = views(some_images(5), some_uniforms(views, 5))
     assert got.shape == (2, 5, 3, 24, 24)
     assert got.isfinite().all()
+    assert views.plain(some_images(5)).shape == (5, 3, 32, 32)  # images are judged as they are
 
 
 def test_shifted_views_of_another_size_show_as_much_of_the_image():
-    views = make("supervised")
-    images, uniforms = some_images(20), some_uniforms(views, 20)
-    usual = views(images, uniforms).flatten(0, 1)
-    halved = torch.nn.functional.interpolate(usual, (16, 16), mode="bilinear", antialias=True)
-    got = views(images, uniforms, 16).flatten(0, 1)
+    small, usual = make("supervised", size=16), make("supervised")
+    images, uniforms = some_images(20), some_uniforms(usual, 20)
+    whole = usual(images, uniforms).flatten(0, 1)
+    halved = torch.nn.functional.interpolate(whole, (16, 16), mode="bilinear", antialias=True)
+    got = small(images, uniforms).flatten(0, 1)
     torch.testing.assert_close(got, halved, rtol=0, atol=1e-4)
-
-
-def test_views_have_their_size_until_the_share_of_rounds_that_was_set():
-    def sizes(**options: object) -> list[int]:
-        return [make("cifar", **options).spec.size_at(share) for share in (0, 0.49, 0.5, 0.99, 1)]
-
-    assert sizes() == [32, 32, 32, 32, 32]
-    assert sizes(size=24) == [24, 24, 24, 24, 24]
-    assert sizes(size=24, size_until=0.5) == [24, 24, 32, 32, 32]
-    assert sizes(size=24, size_until=1) == [24, 24, 24, 24, 24]
 
 
 def _key(image: np.ndarray) -> bytes:
@@ -388,6 +379,7 @@ def test_each_operation_happens_as_often_as_asked():
     image[:, :, :, :2] = torch.tensor([140, 0, 0], dtype=torch.uint8).view(1, 3, 1, 1)
     spec = ViewSpec(
         image_size=4,
+        size=4,
         mean=(0.0,) * 3,
         std=(1.0,) * 3,
         flip=0.5,
@@ -452,7 +444,7 @@ def test_a_methods_colours_do_not_reach_a_preset_without_colour():
 
 def test_a_named_preset_goes_over_the_data_sets_own():
     spec = resolve(ViewOptions(preset="none"), preset="cifar", image_size=32, **RGB)
-    assert spec == ViewSpec(image_size=32, blur_kernel=3, **RGB)
+    assert spec == ViewSpec(image_size=32, size=32, blur_kernel=3, **RGB)
 
 
 def test_photographs_of_224_pixels_are_blurred_with_a_kernel_of_23():
@@ -506,8 +498,6 @@ def test_the_smallest_kernel_has_three_pixels():
         {"blur_kernel": 4},
         {"padding": -1},
         {"size": 4},
-        {"size": 24, "size_until": 0},
-        {"size_until": 0.5},
         {"colour": 1},
     ],
 )

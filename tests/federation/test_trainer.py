@@ -455,32 +455,22 @@ def test_adapting_at_inference_is_with_frozen_statistics_where_training_was(
 
 
 @pytest.mark.parametrize("algorithm", ["global-ssfl", "per-ssfl", "la-ssfl", "maml-ssfl"])
-def test_views_are_of_the_size_asked_for_until_their_share_of_the_rounds(
+def test_clients_learn_from_views_of_the_size_asked_for_and_are_judged_on_whole_images(
     build: Callable[..., Host], algorithm: str
 ) -> None:
-    host = build(views={"size": 12, "size_until": 0.5}, algorithm={"name": algorithm})
-    trainer, rows = host.trainer, host.data.train_indices(0)
-    seen: list[int] = []
+    host = build(views={"size": 12}, algorithm={"name": algorithm})
+    trainer, seen = host.trainer, set[int]()
     for learner in trainer.models.learners:
         learner.method.backbone.register_forward_pre_hook(
-            lambda _, inputs: seen.append(inputs[0].shape[-1])
+            lambda _, inputs: seen.add(inputs[0].shape[-1])
         )
-
-    def sizes(work: Callable[[], object]) -> set[int]:
-        seen.clear()
-        work()
-        return set(seen)
-
-    for progress, size in ((0.0, 12), (0.49, 12), (0.5, 8), (1.0, 8), (0.25, 12)):
-        assert sizes(lambda at=progress: run(host, 0, progress=at)) == {size}
-        if algorithm in ("la-ssfl", "maml-ssfl"):  # which adapt before they are judged
-            there = replace(task(trainer), progress=progress)
-            assert sizes(lambda at=there: trainer.encoder(0, at, ClientState(), rows)) == {size}
-    plain = trainer.features(
-        trainer.global_encoder(fresh(trainer)), host.data.dataset.test, None, 4
-    )
-    assert plain.isfinite().all()
-    assert set(seen[-3:]) == {8}  # images are judged as they are
+    run(host, 0)
+    assert seen == {12}
+    encoder = trainer.encoder(0, task(trainer), ClientState(), host.data.train_indices(0))
+    assert seen == {12}  # also where it adapts before it is judged
+    seen.clear()
+    trainer.features(encoder, host.data.dataset.test, torch.arange(9), 4)
+    assert seen == {8}
 
 
 def test_kept_momentum_carries_the_last_round_into_the_next(build: Callable[..., Host]) -> None:

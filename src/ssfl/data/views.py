@@ -57,8 +57,6 @@ class ViewOptions(Section):
     size: int | None = Field(default=None, ge=8, le=1024)
     """Pixels across a view in training; None for as many as the images have. Fewer are faster;
     encoders are judged and used on images of their own size all the same."""
-    size_until: float | None = Field(default=None, gt=0, le=1)
-    """Share of the rounds after which views have as many pixels as the images; None for never."""
     crop_scale: Pair | None = None
     """Share of the image's area that a crop covers, from and to."""
     crop_ratio: Pair | None = None
@@ -76,17 +74,11 @@ class ViewOptions(Section):
     blur: Probability | None = None
     """Probability of a Gaussian blur."""
     blur_kernel: int | None = Field(default=None, ge=3)
-    """Pixels across the blur's kernel, an odd number; None for a tenth of the image."""
+    """Pixels across the blur's kernel, an odd number; None for a tenth of the view."""
     blur_sigma: Pair | None = None
     """Standard deviation of the blur in pixels, from and to."""
     solarize: tuple[Probability, ...] | None = None
     """Probability of inverting bright pixels, one number or one per view."""
-
-    @model_validator(mode="after")
-    def _an_end_has_a_beginning(self) -> Self:
-        if self.size is None and self.size_until is not None:
-            raise ValueError("size_until ends what size begins: set views.size, too")
-        return self
 
     @model_validator(mode="after")
     def _ranges_are_ranges(self) -> Self:
@@ -121,10 +113,9 @@ class ViewSpec:
     """The augmentation in final numbers; the fields are those of `ViewOptions`."""
 
     image_size: int
+    size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    size: int | None = None
-    size_until: float = 1.0
     crop_scale: Pair | None = None
     crop_ratio: Pair = (3 / 4, 4 / 3)
     padding: int = 0
@@ -136,12 +127,6 @@ class ViewSpec:
     blur_kernel: int = 23
     blur_sigma: Pair = (0.1, 2.0)
     solarize: tuple[float, ...] = (0.0,)
-
-    def size_at(self, progress: float) -> int:
-        """Pixels across a view with so much of the experiment behind it."""
-        # 1 is never, and a finished run is at 1
-        over = self.size_until < 1 and progress >= self.size_until
-        return self.image_size if self.size is None or over else self.size
 
 
 def resolve(
@@ -167,12 +152,12 @@ def resolve(
         chosen |= {} if jitter is None else {"jitter": jitter}
         chosen |= {} if solarize is None else {"solarize": solarize}
     chosen |= options.model_dump(exclude_none=True, exclude={"preset"})
-    chosen.setdefault("blur_kernel", max(3, image_size // 10 // 2 * 2 + 1))
+    size = chosen.setdefault("size", image_size)
+    chosen.setdefault("blur_kernel", max(3, size // 10 // 2 * 2 + 1))
     spec = ViewSpec(image_size=image_size, mean=mean, std=std, **chosen)
-    smallest = min(image_size, spec.size_at(0))
-    if spec.blur and spec.blur_kernel // 2 >= smallest:
+    if spec.blur and spec.blur_kernel // 2 >= size:
         raise ConfigError(
-            f"views.blur_kernel {spec.blur_kernel} is too wide for views of {smallest} pixels"
+            f"views.blur_kernel {spec.blur_kernel} is too wide for views of {size} pixels"
         )
     return spec
 
@@ -197,9 +182,8 @@ class Views:
         self._orders = torch.tensor(ORDERS, device=device)
 
     @torch.no_grad()
-    def __call__(self, images: Tensor, uniforms: Tensor, size: int | None = None) -> Tensor:
-        """uint8 N×C×H×W and uniforms V×N×draws to float32 V×N×C×S×S, normalised; S is `size`, or
-        that of the images."""
+    def __call__(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        """uint8 N×C×H×W and uniforms V×N×draws to float32 V×N×C×S×S (S is `size`), normalised."""
         views, count, draws = uniforms.shape
         if count != images.shape[0] or draws != self.draws:
             raise ValueError(
@@ -212,7 +196,7 @@ class Views:
             return numbers[:, self._columns[name]]
 
         with torch.autocast(images.device.type, enabled=False):
-            x = self._crop(images.repeat(views, 1, 1, 1), draw, size or spec.image_size)
+            x = self._crop(images.repeat(views, 1, 1, 1), draw)
             if spec.jitter is not None:
                 x = self._jitter(x, draw("jitter"), spec.jitter)
             if spec.grey:
@@ -236,8 +220,9 @@ class Views:
             x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
         return x.sub_(self._mean).div_(self._std)
 
-    def _crop(self, images: Tensor, draw: Callable[[str], Tensor], size: int) -> Tensor:
-        spec, pad = self.spec, self.spec.padding
+    def _crop(self, images: Tensor, draw: Callable[[str], Tensor]) -> Tensor:
+        spec = self.spec
+        pad, size = spec.padding, spec.size
         height, width = images.shape[-2] + 2 * pad, images.shape[-1] + 2 * pad
         if spec.crop_scale is not None:
             boxes = draw_boxes(draw("crop"), height, width, spec.crop_scale, spec.crop_ratio)

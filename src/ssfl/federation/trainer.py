@@ -69,8 +69,8 @@ class Trainer:
         self._norms = global_.flat.norms() if local.batch_norm == "fedbn" else None
         self._own_norms = None if self._norms is None else self._norms[: self.layout.trainable]
         self._drift = Drift(local, self.models, self._own_norms)
-        self._frozen, self._size = False, views.spec.size_at(0)
-        self._make_views = engine.compiled(views, lambda pixels, *_: len(pixels) == self._usual)
+        self._frozen = False
+        self._make_views = engine.compiled(views, lambda pixels, _: len(pixels) == self._usual)
         self._step = engine.step(self._one_step)
 
     def _resident(self, build: Callable[[], Method]) -> Learner:
@@ -95,7 +95,7 @@ class Trainer:
         plan = self._plan(client, task.round, indices)
         draws = torch_generator(self.seed, "views", task.round, client, device=device)
         uniforms = self._uniforms(plan, draws)
-        self._enter(task.progress)
+        self._freeze(task)
         if len(plan):  # a step that is captured is captured before the models matter
             self._step.ready(plan[0], uniforms[0])
         memory = self._load(client, task, theta, state)
@@ -171,7 +171,7 @@ class Trainer:
     def _adapt(self, client: int, task: Task, indices: Tensor) -> None:
         """A few plain SGD steps on the client's own images, as the algorithm has it."""
         learner, algorithm = self.models.global_, self.algorithm
-        self._enter(task.progress)
+        self._freeze(task)
         learner.keep_pace()
         learner.stand_at(task.progress)
         draws = torch_generator(
@@ -234,10 +234,7 @@ class Trainer:
         if not self.models.global_.method.needs_labels:
             labels = None
         return [
-            Batch(
-                self._make_views(pixels[rows], drawn, self._size),
-                None if labels is None else labels[rows],
-            )
+            Batch(self._make_views(pixels[rows], drawn), None if labels is None else labels[rows])
             for rows, drawn in zip(index, uniforms, strict=True)
         ]
 
@@ -248,12 +245,11 @@ class Trainer:
         edges = [round(images * i / parts) for i in range(parts + 1)]
         return [(slice(a, b), (b - a) / images, b == images) for a, b in pairwise(edges)]
 
-    def _enter(self, progress: float) -> None:
-        """Make steps as this part of the experiment has them: views of its size, statistics of the
-        batch or, once their time has come, those that Θ was sent with."""
-        frozen, size = self.local.frozen(progress), self.views.spec.size_at(progress)
-        if (frozen, size) != (self._frozen, self._size):
-            self._frozen, self._size = frozen, size
+    def _freeze(self, task: Task) -> None:
+        """Let Θ_k's backbone use the statistics it was sent, once that time has come."""
+        frozen = self.local.frozen(task.progress)
+        if frozen != self._frozen:
+            self._frozen = frozen
             self.models.global_.freeze(frozen)
             self._step = self.engine.step(self._one_step)  # a captured one has the old way in it
 

@@ -132,10 +132,7 @@ def measure(
     raw = config.model_dump()
     raw["server"]["rounds"] = min(ROUNDS, config.server.rounds)
     raw["evaluation"]["every"] = 0
-    # Or one round of the few would prepare new steps; whole views take longer than smaller ones.
-    raw["local"]["freeze_statistics"] = 1.0
-    if raw["views"]["size_until"] is not None:
-        raw["views"] |= {"size": None, "size_until": None}
+    raw["local"]["freeze_statistics"] = 1.0  # or one round of the few would prepare new steps
     shutil.rmtree(folder, ignore_errors=True)
     watch = Stopwatch()
     began = time.perf_counter()
