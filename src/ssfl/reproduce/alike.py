@@ -35,6 +35,11 @@ def training(config: Mapping[str, Any]) -> Settings:
     return _without(_read_today(config, parse), (*_ASIDE, *_BY_RUN))
 
 
+def deciding(settings: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `section.key=value` that decide what comes out."""
+    return tuple(s for s in settings if not s.startswith((*_ASIDE, *_BY_RUN)))
+
+
 def judging(options: Mapping[str, Any]) -> Settings:
     """What decides the figures of a run that is evaluated with these options."""
     read = _read_today(options, lambda raw: validated(ProtocolOptions, dict(raw)))

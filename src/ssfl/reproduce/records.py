@@ -1,13 +1,16 @@
 """What is kept of a study's runs: each with its figures and all that is needed to make it again."""
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ssfl.protocols.scores import Score
-from ssfl.reproduce.alike import training
+from ssfl.reproduce.alike import deciding, training
 from ssfl.section import Section
+
+Asked = Annotated[tuple[str, ...], AfterValidator(deciding)]
+"""What was asked for beyond the study's own settings, as far as it decides what comes out."""
 
 
 class Figure(Section):
@@ -36,8 +39,7 @@ class Result(Section):
     arm: str
     seed: int
     rounds: int
-    settings: tuple[str, ...] = ()
-    """What was asked for beyond the study's own settings."""
+    settings: Asked = ()
     synthetic: bool = False
     """On images made in the place of the real ones."""
     data: str = ""
@@ -83,7 +85,7 @@ class Unfinished(Section):
     seed: int
     rounds: int | None = None
     """None where that was not noted."""
-    settings: tuple[str, ...] = ()
+    settings: Asked = ()
     why: str
 
     @property
