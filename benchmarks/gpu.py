@@ -99,7 +99,7 @@ def measure(settings: list[str], data: FederatedData, rounds: int, profile: bool
         if profile:
             show_kernels(server)
         transport.close()
-    images = reports[-1].images * config.local.epochs
+    images = config.local.images_of_a_round(reports[-1].images, len(reports[-1].clients))
     return {
         "workers": len(hosts),
         "images_per_second": images / seconds,

@@ -220,6 +220,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"lr": 0.1},
         r"unknown key lr: did you mean local\.lr or server\.lr",
     ),
+    "steps and passes": (
+        {"local": {"steps": 9, "epochs": 2}},
+        r"local: a round of 9 steps has no number of passes: set local\.epochs = 1, or local\.s",
+    ),
     "an unknown section": ({"lokal": {}}, r"unknown key lokal: known here are version, .*local"),
     "an unknown key of a choice": (
         {"ssl": {"width": 1}},

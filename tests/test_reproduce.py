@@ -574,6 +574,7 @@ def test_parts_of_a_run_are_told_apart_by_the_clock(monkeypatch: pytest.MonkeyPa
         (("server.clients_per_round=4",), 0.4),
         (("partition.kind=natural", "server.clients_per_round=20"), 1),
         (("server.clients_per_round=4", "partition.labelled=0.5"), 0.2),
+        (("local.steps=9", "local.epochs=1", "local.batch=10"), 0.25),  # ten alike: 5 × 70 s
     ],
 )
 def test_a_round_that_takes_too_long_is_reckoned_by_the_images_seen(
@@ -981,6 +982,18 @@ def test_settings_are_named_where_they_are_not_the_studys(
     assert "**Changed in every run:** `model.width=4`." in page
     assert "| Plain (`local.lr=0.3`) |" in page
     assert "| Plain |" in page
+
+
+def test_how_often_a_run_was_looked_at_or_saved_makes_it_no_other_experiment(
+    empty: StudyResult,
+) -> None:
+    seldom = ("local.lr=0.3", "evaluation.every=50", "run.checkpoint_every=9", "device.device=cpu")
+    runs = [
+        result("plain", 0, 5, 0.1, settings=("local.lr=0.3",)),
+        result("plain", 1, 5, 0.3, settings=seldom),
+    ]
+    rows = empty.model_copy(update={"results": runs}).rows()
+    assert [(row.settings, row.values) for row in rows] == [(("local.lr=0.3",), (0.1, 0.3))]
 
 
 def test_synthetic_images_are_named_and_not_compared(empty: StudyResult, tmp_path: Path) -> None:

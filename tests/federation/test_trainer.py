@@ -145,6 +145,24 @@ def test_every_epoch_sees_each_image_at_most_once_and_drops_the_tail(
         assert set(rows.tolist()) <= own
 
 
+def test_with_a_number_of_steps_every_client_makes_as_many_in_passes_over_all_it_has(
+    build: Callable[..., Host],
+) -> None:
+    host = build(local={"steps": 5})
+    for client, full, size in ((0, 2, 32), (1, 1, None)):  # 70 images, and less than a batch
+        seen = record(host.trainer)
+        own = host.data.train_indices(client).tolist()
+        assert run(host, client).steps == len(seen) == 5
+        batches = [index.flatten().tolist() for index, _ in seen]
+        assert {len(batch) for batch in batches} == {size or len(own)}
+        for start in range(0, 5, full):
+            rows = [row for batch in batches[start : start + full] for row in batch]
+            assert len(rows) == len(set(rows))
+            assert set(rows) <= set(own)
+    first, third = (sorted(batch) for batch in (batches[0], batches[2]))
+    assert first == third == sorted(own)
+
+
 def test_a_client_smaller_than_the_batch_trains_on_all_it_has(build: Callable[..., Host]) -> None:
     host = build()
     seen = record(host.trainer)
@@ -156,9 +174,12 @@ def test_a_client_smaller_than_the_batch_trains_on_all_it_has(build: Callable[..
     assert result.delta.abs().sum() > 0
 
 
+@pytest.mark.parametrize("steps", [0, 4])
 @pytest.mark.parametrize("algorithm", ["global-ssfl", "per-ssfl", "la-ssfl", "maml-ssfl"])
-def test_a_single_image_makes_no_step(build: Callable[..., Host], algorithm: str) -> None:
-    host = build(algorithm={"name": algorithm})
+def test_a_single_image_makes_no_step(
+    build: Callable[..., Host], algorithm: str, steps: int
+) -> None:
+    host = build(algorithm={"name": algorithm}, local={"steps": steps})
     result = run(host, 2)
     assert result.steps == 0
     assert result.delta is not None

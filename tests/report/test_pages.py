@@ -331,6 +331,7 @@ def test_interruptions_are_counted(tmp_path: Path) -> None:
         ({"ssl": {"method": "supervised"}}, "Global-SSFL and supervised on 1,200 images of 8 × 8 "
          "pixels (scans), with labels; the images are"),
         ({"partition": {"kind": "natural"}}, "; every client holds its own images, as they were"),
+        ({"local": {"steps": 39}}, "It ran for 2 rounds of 39 local steps, 40 s in all, on a"),
     ],
 )  # fmt: skip
 def test_a_run_in_a_paragraph(sections: dict[str, Any], words: str, tmp_path: Path) -> None:

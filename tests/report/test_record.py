@@ -107,6 +107,9 @@ def test_seconds_are_those_of_all_parts_and_the_rest(tmp_path: Path) -> None:
     ]
     twice = record(tmp_path, local={"epochs": 2})
     assert twice.images_per_second == 150 * 2 / 5
+    rows = [{"kind": "round", "round": 0, "seconds": 5.0, "images": 150, "accepted": 3}]
+    counted = record(tmp_path, rows=rows, local={"steps": 4, "batch": 7})
+    assert counted.images_per_second == 3 * 4 * 7 / 5
 
 
 def test_where_there_was_no_evaluation_the_indicators_are_the_figures(tmp_path: Path) -> None:

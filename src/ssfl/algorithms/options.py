@@ -12,6 +12,9 @@ class LocalOptions(Section):
 
     epochs: int = Field(1, ge=1)
     """Passes over the client's images in a round."""
+    steps: int = Field(0, ge=0)
+    """Steps in a round, as many for every client however many images it holds, in the place of
+    passes: the *s* of the paper's listings (0: passes)."""
     batch: int = Field(256, ge=2)
     """Images in a step."""
     micro_batch: int = Field(0, ge=0)
@@ -45,6 +48,15 @@ class LocalOptions(Section):
     has by then, no longer by each batch's own (1: never)."""
 
     @model_validator(mode="after")
+    def _a_round_has_one_length(self) -> "LocalOptions":
+        if self.steps and self.epochs != 1:
+            raise ValueError(
+                f"a round of {self.steps} steps has no number of passes: set local.epochs = 1, or "
+                "local.steps = 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_pull_is_fedproxs(self) -> "LocalOptions":
         default = type(self).model_fields["proximal"].default
         if self.correction != "fedprox" and self.proximal != default:
@@ -59,11 +71,18 @@ class LocalOptions(Section):
         # 1 is never, and a finished run is at 1
         return self.freeze_statistics < 1 and progress >= self.freeze_statistics
 
-    def steps(self, images: int) -> int:
+    def steps_of_a_round(self, images: int) -> int:
         """Steps that a client of so many images makes in a round."""
-        return self.epochs * self.steps_of_an_epoch(images)
+        of_an_epoch = self.steps_of_an_epoch(images)
+        return self.steps if self.steps and of_an_epoch else self.epochs * of_an_epoch
 
     def steps_of_an_epoch(self, images: int) -> int:
         """Full batches, or one of all images where there are fewer; batch norm needs two."""
         size = min(self.batch, images)
         return images // size if size > 1 else 0
+
+    def images_of_a_round(self, images: int, clients: int) -> float:
+        """Images that clients pass through their models in a round, who hold so many in all."""
+        if not self.steps:
+            return float(self.epochs * images)
+        return self.steps * min(float(self.batch * clients), float(images))

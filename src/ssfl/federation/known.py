@@ -48,7 +48,7 @@ class Known:
         return min(self._counted(client) for client in reply.clients)
 
     def _steps(self, client: int) -> int:
-        return self.local.steps(self.sizes[client])
+        return self.local.steps_of_a_round(self.sizes[client])
 
     def _counted(self, client: int) -> float:
         return effective_steps(max(self._steps(client), 1), self.local.momentum)

@@ -4,6 +4,7 @@ The models are made once; every client's vectors are written into them in place.
 precision and the learning rate live here; what a step does is the algorithm's business.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -84,7 +85,7 @@ class Trainer:
         return self.models.global_.flat.layout
 
     def train(self, client: int, task: Task, state: ClientState, indices: Tensor) -> Result:
-        """Run the client's local epochs from Θ and its state."""
+        """Run the client's local steps from Θ and its state."""
         with self._lane():
             return self._train(client, task, state, indices)
 
@@ -190,9 +191,13 @@ class Trainer:
                     algorithm.adapt(self.models, batch)
 
     def _plan(self, client: int, round_: int, indices: Tensor) -> Tensor:
-        """Which images each step sees: steps × batches × images, rows of the data set."""
+        """Which images each step sees: steps × batches × images, rows of the data set.
+
+        Pass after pass over all of them, each in an order of its own; the last may be cut short.
+        """
         size = min(self.local.batch, len(indices))
         steps = self.local.steps_of_an_epoch(len(indices))
+        wanted = self.local.steps_of_a_round(len(indices))
         order = torch_generator(self.seed, "batches", round_, client)
         shuffled = [
             torch.stack(
@@ -202,9 +207,9 @@ class Trainer:
                 ],
                 dim=1,
             )
-            for _ in range(self.local.epochs)
+            for _ in range(max(1, math.ceil(wanted / max(1, steps))))
         ]
-        return indices[torch.cat(shuffled)].to(self.engine.device, non_blocking=True)
+        return indices[torch.cat(shuffled)[:wanted]].to(self.engine.device, non_blocking=True)
 
     def _uniforms(self, plan: Tensor, generator: torch.Generator) -> Tensor:
         """The random numbers behind the views: ... × batches × views × images × draws."""

@@ -192,8 +192,9 @@ class Record:
     def images_per_second(self) -> float | None:
         """Training images passed through a client's model per second of training."""
         seconds = sum(row.get("seconds") or 0.0 for row in self.rounds)
-        images = sum(row.get("images") or 0 for row in self.rounds)
-        return images * self.run.config.local.epochs / seconds if seconds else None
+        passed = self.run.config.local.images_of_a_round
+        images = sum(passed(row.get("images") or 0, row.get("accepted") or 0) for row in self.rounds)
+        return images / seconds if seconds else None
 
     @property
     def shares(self) -> bool:

@@ -151,8 +151,9 @@ def _effort(record: Record) -> str:
     config = record.run.config
     asked = config.server.clients_per_round
     each = f", {asked} clients in each," if asked and asked < record.clients else ""
-    epochs = config.local.epochs
-    passes = "one local epoch" if epochs == 1 else f"{epochs} local epochs"
+    epochs, steps = config.local.epochs, config.local.steps
+    count, what = (steps, "step") if steps else (epochs, "epoch")
+    passes = f"one local {what}" if count == 1 else f"{count} local {what}s"
     spent = sum(row.get("seconds") or 0 for row in record.rounds)
     took = f", {duration(spent)} in all" if record.rounds else ""
     norm = " with group norm" if config.model.norm == "group" else ""

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ssfl.algorithms.options import LocalOptions
 from ssfl.config import Config, parse
 from ssfl.errors import ConfigError
 from ssfl.experiment import Quiet, train
@@ -90,17 +91,18 @@ class TooSlow(Exception):
 class Stopwatch(Quiet):
     """A display that only looks at the clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, local: LocalOptions) -> None:
+        self._passed = local.images_of_a_round
         self.begun: list[float] = []
         self.ended: list[float] = []
         self.judged = 0.0
-        self.clients: list[tuple[float, int]] = []
-        self.images = 0
+        self.clients: list[tuple[float, float]] = []
+        self.images = 0.0
 
     def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
-        share = (run.config.server.clients_per_round or clients) / clients
+        asked = min(clients, run.config.server.clients_per_round or clients)
         images = run.facts["train_images"] * run.config.partition.labelled
-        self.images = round(images * min(1.0, share))
+        self.images = self._passed(round(images * asked / clients), asked)
 
     def note(self, text: str) -> None:
         """The run itself will say it again."""
@@ -110,7 +112,8 @@ class Stopwatch(Quiet):
         self.clients = []
 
     def reply(self, reply: Reply) -> None:
-        self.clients.append((time.perf_counter(), reply.samples))
+        passed = self._passed(reply.samples, len(reply.clients))
+        self.clients.append((time.perf_counter(), passed))
         waited = time.perf_counter() - self.begun[-1]
         if waited > PATIENCE and len(self.clients) > 1:
             raise TooSlow
@@ -134,7 +137,7 @@ def measure(
     raw["evaluation"]["every"] = 0
     raw["local"]["freeze_statistics"] = 1.0  # or one round of the few would prepare new steps
     shutil.rmtree(folder, ignore_errors=True)
-    watch = Stopwatch()
+    watch = Stopwatch(config.local)
     began = time.perf_counter()
     try:
         run = train(parse(raw), out=folder, display=watch)
@@ -160,7 +163,7 @@ def measure(
 def _extrapolated(watch: Stopwatch, began: float) -> Timing:
     """From the images that clients went through until patience ended."""
     spent = watch.clients[-1][0] - watch.begun[-1]
-    seen = sum(samples for _, samples in watch.clients)
+    seen = sum(images for _, images in watch.clients)
     per_round = spent * watch.images / max(1, seen)
     return Timing(watch.begun[0] - began, 0.0, per_round, 0.0, 0.0, 0.0, partial=True)
 
