@@ -193,8 +193,8 @@ class Record:
         """Training images passed through a client's model per second of training."""
         seconds = sum(row.get("seconds") or 0.0 for row in self.rounds)
         passed = self.run.config.local.images_of_a_round
-        images = sum(passed(row.get("images") or 0, row.get("accepted") or 0) for row in self.rounds)
-        return images / seconds if seconds else None
+        held = [(row.get("images") or 0, row.get("accepted") or 0) for row in self.rounds]
+        return sum(passed(*pair) for pair in held) / seconds if seconds else None
 
     @property
     def shares(self) -> bool:
