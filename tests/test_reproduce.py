@@ -1041,17 +1041,20 @@ def test_two_studies_of_one_name_are_apart_on_the_page_of_all(
     assert text.count("**not run**") == len(studies())
 
 
-def test_the_page_of_all_has_the_packages_studies_as_they_are_now(tmp_path: Path) -> None:
+def test_pages_that_are_gathered_have_the_packages_studies_as_they_are_now(tmp_path: Path) -> None:
     study = studies()["table1"]
     then = study.model_copy(update={"note": "As it was."})
     figure = {"global_knn": Figure(value=0.5)}
     made = [Result(arm=study.arms[0].name, seed=0, rounds=5, figures=figure)]
     StudyResult(name="table1", study=then, results=made).save(tmp_path / "table1")
     collect(tmp_path, tmp_path / "RESULTS.md")
-    text = (tmp_path / "RESULTS.md").read_text()
-    assert "As it was." not in text
-    assert study.note in text
-    assert "| 0.5000 |" in text
+    for page in ("RESULTS.md", "table1/README.md"):
+        text = (tmp_path / page).read_text()
+        assert "As it was." not in text
+        assert study.note in text
+        assert "| 0.5000 |" in text
+        assert "figures.png)" in text
+    assert (tmp_path / "table1" / "figures.png").is_file()
 
 
 def test_the_page_of_all_sets_the_papers_figures_against_the_nearest_of_ours(

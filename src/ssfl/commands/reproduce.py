@@ -64,7 +64,10 @@ def reproduce(
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
     collect: Annotated[
-        Path | None, typer.Option(help="Gather all results below this folder into one page.")
+        Path | None,
+        typer.Option(
+            help="Gather all results below this folder into one page, and make theirs anew."
+        ),
     ] = None,
 ) -> None:
     """Repeat an experiment of the paper: train, judge, and put our figures beside the paper's.

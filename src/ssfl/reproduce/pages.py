@@ -192,7 +192,8 @@ def _program(made: Result | Partition) -> str:
 def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:
     """One page of all results.json below `folder`; what was not run is listed as not run.
 
-    The package's studies are as they are now, others as in the first of their files.
+    The package's studies are as they are now, others as in the first of their files. The pages
+    and pictures beside each results.json are made anew as well, where they may be written.
     """
     folder, out = Path(folder), Path(out)
     there = [(path, found) for path in _below(folder) if (found := load_result(path))]
@@ -206,6 +207,8 @@ def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:
             chapters.append(chapter)
         chapter.whole = chapter.whole.joined(found)
         chapter.paths.append(path)
+        if os.access(path.parent, os.W_OK):
+            write_pages(found.model_copy(update={"study": chapter.whole.study}), path.parent)
     parts = [
         "# Results",
         "What `ssfl reproduce` found, beside the paper's figures. Every figure comes from a "
