@@ -1047,7 +1047,9 @@ def test_pages_that_are_gathered_have_the_packages_studies_as_they_are_now(tmp_p
     figure = {"global_knn": Figure(value=0.5)}
     made = [Result(arm=study.arms[0].name, seed=0, rounds=5, figures=figure)]
     StudyResult(name="table1", study=then, results=made).save(tmp_path / "table1")
+    before = (tmp_path / "table1" / "results.json").read_text()
     collect(tmp_path, tmp_path / "RESULTS.md")
+    assert (tmp_path / "table1" / "results.json").read_text() == before
     for page in ("RESULTS.md", "table1/README.md"):
         text = (tmp_path / page).read_text()
         assert "As it was." not in text

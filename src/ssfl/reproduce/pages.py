@@ -29,6 +29,10 @@ _RULE = ["---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---"]
 def write_pages(found: StudyResult, folder: Path, *, pictures: bool = True) -> None:
     """results.json, results.csv, README.md and the pictures of a study."""
     found.save(folder)
+    _write_page(found, folder, pictures=pictures)
+
+
+def _write_page(found: StudyResult, folder: Path, *, pictures: bool = True) -> None:
     if pictures:
         draw(found, folder)
     write_text(folder / "README.md", readme(found, folder))
@@ -207,8 +211,8 @@ def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:
             chapters.append(chapter)
         chapter.whole = chapter.whole.joined(found)
         chapter.paths.append(path)
-        if os.access(path.parent, os.W_OK):
-            write_pages(found.model_copy(update={"study": chapter.whole.study}), path.parent)
+        if os.access(path.parent, os.W_OK):  # but not results.json: a study may be adding to it
+            _write_page(found.model_copy(update={"study": chapter.whole.study}), path.parent)
     parts = [
         "# Results",
         "What `ssfl reproduce` found, beside the paper's figures. Every figure comes from a "
