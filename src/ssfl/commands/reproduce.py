@@ -53,6 +53,14 @@ def reproduce(
     arm: Annotated[
         list[str] | None, typer.Option("--arm", help="Only this arm (may be repeated).")
     ] = None,
+    small: Annotated[
+        bool,
+        typer.Option(
+            "--small",
+            help="Without a GPU: a small network and few rounds on the same images, for minutes on "
+            "two cores. Results go to OUT/STUDY-small.",
+        ),
+    ] = False,
     synthetic: Annotated[
         bool, typer.Option("--synthetic", help="GLD-23K: made-up images in its layout.")
     ] = False,
@@ -110,6 +118,7 @@ def reproduce(
             settings=settings or [],
             arms=arm or [],
             synthetic_data=synthetic,
+            small=small,
             timing=not no_timing,
             dry_run=dry_run,
             watch=terminal,
@@ -145,10 +154,12 @@ def _list() -> None:
     from ssfl.commands.console import console
 
     table = Table(box=None, pad_edge=False)
-    for head in ("study", "arms", "what", "repeats"):
+    for head in ("study", "arms", "small", "what", "repeats"):
         table.add_column(head, justify="right" if head == "arms" else "left")
     for name, study in packaged().items():
-        table.add_row(f"[bold]{name}[/]", str(len(study["arms"])), study["title"], study["repeats"])
+        small = "yes" if "small" in study else ""
+        arms = str(len(study["arms"]))
+        table.add_row(f"[bold]{name}[/]", arms, small, study["title"], study["repeats"])
     console.print(table)
 
 

@@ -6,8 +6,11 @@ from typing import Any
 
 from ssfl.config import read_own, validated
 from ssfl.errors import ConfigError
+from ssfl.reproduce.small import in_small
 from ssfl.reproduce.study import Study
 from ssfl.studies import packaged
+
+_SMALL = "-small"
 
 
 def studies() -> dict[str, Study]:
@@ -15,11 +18,27 @@ def studies() -> dict[str, Study]:
     return {name: _study(name, tables) for name, tables in packaged().items()}
 
 
-def load_study(source: str | Path) -> tuple[str, Study]:
-    """A study of the package by its name, or one's own by the path of its file; and its name."""
+def with_small_forms() -> dict[str, Study]:
+    """Those of the package, each followed by its small form where it has one."""
+    found: dict[str, Study] = {}
+    for name, study in studies().items():
+        found[name] = study
+        if study.small is not None:
+            found[f"{name}{_SMALL}"] = in_small(name, study)
+    return found
+
+
+def load_study(source: str | Path, *, small: bool = False) -> tuple[str, Study]:
+    """A study of the package by its name, or one's own by the path of its file; and the name of its
+    results."""
+    name, study = _load(source)
+    return (f"{name}{_SMALL}", in_small(name, study)) if small else (name, study)
+
+
+def _load(source: str | Path) -> tuple[str, Study]:
     path, known = Path(source), packaged()
     if path.suffix == ".toml":
-        if path.stem in known:
+        if path.stem.removesuffix(_SMALL) in known:
             raise ConfigError(
                 f"{path} has the name of a study of the package, and their results would be mixed: "
                 "give the file another name"

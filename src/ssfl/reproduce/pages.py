@@ -13,7 +13,7 @@ from ssfl.errors import DataError
 from ssfl.files import write_text
 from ssfl.report.tables import markdown_table
 from ssfl.report.words import duration
-from ssfl.reproduce.library import studies
+from ssfl.reproduce.library import studies, with_small_forms
 from ssfl.reproduce.pictures import PICTURES, draw
 from ssfl.reproduce.records import Partition, Result
 from ssfl.reproduce.results import StudyResult, load_result
@@ -203,7 +203,9 @@ def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:
     there = [(path, found) for path in _below(folder) if (found := load_result(path))]
     if not there:
         raise DataError(f"there is no results.json below {folder}: run `ssfl reproduce NAME` first")
-    chapters = [_Chapter(StudyResult(name=name, study=study)) for name, study in studies().items()]
+    chapters = [
+        _Chapter(StudyResult(name=name, study=study)) for name, study in with_small_forms().items()
+    ]
     for path, found in there:
         chapter = next((chapter for chapter in chapters if chapter.is_of(found)), None)
         if chapter is None:
@@ -213,13 +215,15 @@ def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:
         chapter.paths.append(path)
         if os.access(path.parent, os.W_OK):  # but not results.json: a study may be adding to it
             _write_page(found.model_copy(update={"study": chapter.whole.study}), path.parent)
+    whole = studies()  # a small form that was not run is not missed
+    listed = [chapter for chapter in chapters if chapter.paths or chapter.whole.name in whole]
     parts = [
         "# Results",
         "What `ssfl reproduce` found, beside the paper's figures. Every figure comes from a "
         "results.json that says by which command, commit, seed, device and in how many rounds and "
         "seconds it was made. Figures are of the last round; a row whose rounds are not the "
         "paper's says so.",
-        markdown_table([_MAP, ["---"] * len(_MAP), *(chapter.line() for chapter in chapters)]),
+        markdown_table([_MAP, ["---"] * len(_MAP), *(chapter.line() for chapter in listed)]),
         *_nearest([chapter.whole for chapter in chapters if chapter.paths]),
     ]
     for chapter in chapters:

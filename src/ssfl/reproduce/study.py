@@ -98,6 +98,20 @@ class Axis(Section):
     lines: tuple[Line, ...]
 
 
+class Small(Section):
+    """What is different in small (small.py), beyond what is so in all studies."""
+
+    arms: tuple[str, ...] = ()
+    """The arms that are run; all if not given."""
+    settings: tuple[str, ...] = ()
+    """`section.key=value` on top of every arm's recipe."""
+    rounds: int = Field(20, ge=1)
+    note: str = ""
+    """What a reader should know of it."""
+    tried: str = ""
+    """What came of it, in Markdown."""
+
+
 class Study(Section):
     """A result of the paper and what repeats it."""
 
@@ -126,6 +140,8 @@ class Study(Section):
     """How runs are evaluated."""
     pictures_only: bool = False
     """Nothing is trained: the partitions are drawn."""
+    small: Small | None = None
+    """Its form for machines without a GPU, where it has one."""
     arms: tuple[Arm, ...] = Field(min_length=1)
     axis: Axis | None = None
 

@@ -35,6 +35,7 @@ def reproduce(
     settings: Sequence[str] = (),
     arms: Sequence[str] = (),
     synthetic_data: bool = False,
+    small: bool = False,
     timing: bool = True,
     dry_run: bool = False,
     watch: Watch | None = None,
@@ -43,11 +44,12 @@ def reproduce(
     """Run a study of the paper (or one's own, a .toml file) and write OUT/NAME.
 
     `rounds` and `seeds` are the study's own unless given; `budget` is in seconds and, without
-    `rounds`, decides how many of them there are. `arms` restricts it to some. The result holds
+    `rounds`, decides how many of them there are. `arms` restricts it to some.
+    `small` takes its form for machines without a GPU, and writes OUT/NAME-small. The result holds
     whatever is known of the study, of this call and of earlier ones.
     """
     watch, clock = watch or Unwatched(), Clock(budget)
-    label, study = load_study(name)
+    label, study = load_study(name, small=small)
     folder = Path(out) / label
     _check_folder(folder, study)
     chosen = [study.arm(arm) for arm in dict.fromkeys(arms)] if arms else list(study.arms)
