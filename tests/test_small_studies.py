@@ -14,6 +14,7 @@ from ssfl.reproduce.pages import collect
 from ssfl.reproduce.records import Figure, Result
 from ssfl.reproduce.results import StudyResult
 from ssfl.reproduce.small import HEADS, SETTINGS
+from ssfl.reproduce.watch import Unwatched
 from ssfl.ssl import METHODS
 from ssfl.studies import packaged
 
@@ -106,6 +107,34 @@ def test_a_study_runs_in_small_beside_its_large_form(tmp_path: Path) -> None:
     assert "Much, in large." not in page
     assert "paper |" not in page
     assert "0.9000" not in page
+
+
+class Heard(Unwatched):
+    """Remembers what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.parametrize(("small", "hint"), [(False, 1), (True, 0)])
+def test_who_has_no_gpu_is_told_of_the_small_form(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: bool, hint: int
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    heard = Heard()
+    reproduce(
+        own_study(tmp_path), out=tmp_path, small=small, timing=False, dry_run=True, watch=heard
+    )
+    assert sum("--small" in text for text in heard.said) == hint
+
+
+def test_a_study_without_a_small_form_speaks_of_none(tmp_path: Path) -> None:
+    heard = Heard()
+    reproduce(own_study(tmp_path, ""), out=tmp_path, timing=False, dry_run=True, watch=heard)
+    assert not heard.said
 
 
 def test_some_arms_may_be_left_out_in_small(tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ def _list() -> None:
         arms = str(len(study["arms"]))
         table.add_row(f"[bold]{name}[/]", arms, small, study["title"], study["repeats"])
     console.print(table)
+    console.print("small: with --small, it takes minutes on two cores instead of a GPU")
 
 
 def _show(result: "StudyResult") -> None:

@@ -88,6 +88,8 @@ def reproduce(
         rounds, to_fit = found, False
         notes.append(f"{found} rounds, as in the runs that are there already")
     today = planned(rounds)
+    if study.small is not None and _on_a_cpu(today) and today.unfinished():
+        watch.say(_WITHOUT_A_GPU)  # before a timing that may take minutes
     if (timing or to_fit) and today.unfinished():
         today.timings = _time(today, watch)
         if to_fit:
@@ -100,6 +102,9 @@ def reproduce(
     return load_result(folder / "results.json") or StudyResult(name=label, study=study)
 
 
+_WITHOUT_A_GPU = (
+    "there is no GPU here: --small asks the same question of a small network, in minutes"
+)
 _MADE_UP = (
     "a small set of made-up images stands in for GLD-23K, and its figures are not to be compared "
     "with the paper's"
@@ -132,6 +137,10 @@ def _check_settings(settings: Sequence[str], seeds: Sequence[int], rounds: int |
         if key in ("seed", "server.rounds", "name"):
             option = {"seed": "--seeds", "server.rounds": "--rounds"}.get(key, "--out")
             raise ConfigError(f"--set {setting}: a study has {option} for that")
+
+
+def _on_a_cpu(today: Plan) -> bool:
+    return pick_device(today.jobs[0].config.device.device).type == "cpu"
 
 
 def _time(today: Plan, watch: Watch) -> dict[str, Timing]:
