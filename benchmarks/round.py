@@ -12,7 +12,8 @@ work on the machine disturbs less. Stated limits: one worker at most 1.05, two w
 The setting is 10 clients × 500 CIFAR-10 images (generated shapes where $SSFL_DATA has none),
 ResNet-18 of width 16, SimSiam, batch 128; --clients, --images, --backbone and --width make it less.
 The plain loop keeps its weights channels-last, as the package does; --contiguous is what one gets
-without thinking of it.
+without thinking of it. --bf16 adds the package with passes in bfloat16 (device.precision=bf16),
+which is not the same work: its weights are not compared.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -125,10 +126,15 @@ def draws(
     return list(zip(shuffled.view(steps, batch), uniforms, strict=True))
 
 
-def federation(config: Config, data: FederatedData, workers: int) -> Server:
+def federation(
+    config: Config,
+    data: FederatedData,
+    workers: int,
+    precision: Literal["fp32", "bf16"] = "fp32",
+) -> Server:
     """The package's own round, with so many workers in this process."""
     store = StateStore(Path(tempfile.mkdtemp()), 1 << 30)
-    engine = Engine(config.device)
+    engine = Engine(config.device.model_copy(update={"precision": precision}))
     hosts = [build_host(config, data, store, engine) for _ in range(workers)]
     return build_server(config, hosts[0].trainer, LocalCommunicator(hosts))
 
@@ -155,7 +161,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     servers = {n: federation(config, data, n) for n in args.workers}
     sides: dict[str, Callable[[], Any]] = {PLAIN: plain.play_round}
     for n, server in servers.items():
-        sides[f"ssfl, {n} worker{'s' if n > 1 else ''}"] = server.play_round
+        sides[_ssfl(n)] = server.play_round
+    for n in args.workers if args.bf16 else ():
+        sides[f"{_ssfl(n)}, bf16"] = federation(config, data, n, "bf16").play_round
     difference = 0.0
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for round_ in range(1 + args.rounds):
@@ -195,6 +203,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _ssfl(workers: int) -> str:
+    return f"ssfl, {workers} worker{'s' if workers > 1 else ''}"
+
+
 def table(result: dict[str, Any]) -> str:
     lines = [
         f"{result['setting']}; {result['parameters']:,} parameters; median of {result['rounds']} "
@@ -226,6 +238,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--contiguous", action="store_true", help="the plain loop's weights")
+    parser.add_argument("--bf16", action="store_true", help="also with passes in bfloat16")
     parser.add_argument("--json", type=Path, default=Path("round.json"))
     args = parser.parse_args()
     result = measure(args)

@@ -38,12 +38,15 @@ def benchmark(monkeypatch, tmp_path, capsys):
 
 def test_a_round_reaches_the_plain_loops_weights(benchmark):
     sizes = ["--clients", "2", "--images", "16", "--batch", "8", "--backbone", "small"]
-    _, result = benchmark("round", *sizes, "--width", "4", "--rounds", "1", "--workers", "1", "2")
+    sizes += ["--width", "4", "--rounds", "1", "--workers", "1", "2", "--bf16"]
+    _, result = benchmark("round", *sizes)
     assert result["largest_difference"] < 1e-5
     assert [row["side"] for row in result["rows"]] == [
         "plain loop, 1 thread",
         "ssfl, 1 worker",
         "ssfl, 2 workers",
+        "ssfl, 1 worker, bf16",
+        "ssfl, 2 workers, bf16",
     ]
 
 

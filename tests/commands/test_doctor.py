@@ -60,6 +60,16 @@ def test_data_are_looked_for_where_they_would_be_read(monkeypatch, tmp_path):
     assert find("data cifar10").fine
 
 
+@pytest.mark.parametrize("instruction", ["avx512_bf16", "amx_tile", None])
+def test_a_cpu_that_knows_bfloat16_is_told_from_one_that_does_not(monkeypatch, instruction):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for what in ("avx512_bf16", "amx_tile"):
+        name = f"torch.cpu._is_{what}_supported"
+        monkeypatch.setattr(name, lambda what=what: what == instruction, raising=False)
+    remedy = find("device").remedy
+    assert ("device.precision=bf16" in remedy) == (instruction is not None)
+
+
 def test_another_version_of_flower_is_not_fine(monkeypatch):
     monkeypatch.setattr(module, "_version", lambda name: "1.42.0")
     assert not find("comm flower").fine

@@ -100,9 +100,21 @@ def _device() -> Finding:
     except ImportError:
         return Finding("device", False, "torch is not installed", "pip install torch")
     if not torch.cuda.is_available():
-        return Finding("device", True, f"{cores()} CPU cores, no GPU that torch can use")
+        has = f"{cores()} CPU cores, no GPU that torch can use"
+        hint = "large networks are faster with --set device.precision=bf16"
+        return Finding("device", True, has, hint if _cpu_has_bfloat16() else "")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return Finding("device", True, f"{', '.join(names)}; {cores()} CPU cores")
+
+
+def _cpu_has_bfloat16() -> bool:
+    """The CPU multiplies bfloat16 itself (AVX-512 BF16 or AMX); others are slow at it."""
+    import torch
+
+    asked = (
+        getattr(torch.cpu, f"_is_{what}_supported", None) for what in ("avx512_bf16", "amx_tile")
+    )
+    return any(answer() for answer in asked if answer is not None)
 
 
 def _data() -> Finding:
