@@ -57,6 +57,7 @@ def test_every_arm_in_small_is_a_small_network_on_the_same_question(name: str) -
         config = small.config(arm, name="x", seed=0, rounds=None)
         large = whole.config(whole.arm(arm.name), name="x", seed=0, rounds=None)
         assert (config.model.backbone, config.model.width) == ("small", 16)
+        assert config.local.batch <= large.local.batch
         widths = {k: v for k, v in config.ssl.model_dump().items() if k.endswith("_width")}
         assert max(widths.values(), default=0) <= WIDEST
         assert config.server.rounds == small.rounds < large.server.rounds
@@ -85,10 +86,12 @@ def test_every_method_has_heads_that_suit_a_small_network() -> None:
 
 
 def test_the_settings_of_a_study_in_small_give_way_to_its_arms(tmp_path: Path) -> None:
-    small = load_study(own_study(tmp_path), small=True)[1]
-    rates = [small.config(arm, name="x", seed=0, rounds=None).local.lr for arm in small.arms]
-    assert "local.lr=0.1" in SETTINGS
-    assert rates == [0.1, 0.05]
+    more = "[small]\nsettings = ['local.lr=0.2', 'model.width=8']"
+    small = load_study(own_study(tmp_path, more), small=True)[1]
+    configs = [small.config(arm, name="x", seed=0, rounds=None) for arm in small.arms]
+    assert {"model.width=16", "local.batch=64"} <= set(SETTINGS)
+    assert [config.local.lr for config in configs] == [0.2, 0.05]  # the second names its own
+    assert [(config.model.width, config.local.batch) for config in configs] == [(8, 64)] * 2
 
 
 def test_a_study_runs_in_small_beside_its_large_form(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ssfl.reproduce.study import Arm, Study
 
 SETTINGS = (
     *("model.backbone=small", "model.width=16"),
-    *("local.batch=64", "local.lr=0.1", "local.decay_norms=false"),
+    *("local.batch=64", "local.decay_norms=false"),
     "evaluation.every=5",  # on a CPU, looking at a run costs as much as a round of it
 )
 """On top of every arm's recipe; what an arm changes itself, it changes here too."""
@@ -59,7 +59,7 @@ def _shrunk(study: Study, arm: Arm) -> Arm:
 def _described(rounds: int) -> str:
     return (
         "**In small**: all of the images, but a network of five convolutions (`small`, 16 wide) "
-        f"with narrow heads, {rounds} rounds, and steps of 64 images at a rate of 0.1 where an arm "
-        "does not say otherwise. Made for two cores of a CPU. What holds here need not hold for a "
-        "ResNet-18 over 800 rounds, and no figure is to be compared with the paper's."
+        f"with narrow heads, {rounds} rounds, and steps of 64 images where an arm does not say "
+        "otherwise. Made for two cores of a CPU. What holds here need not hold for a ResNet-18 "
+        "over 800 rounds, and no figure is to be compared with the paper's."
     )
