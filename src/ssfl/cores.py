@@ -1,11 +1,18 @@
 """How many CPU cores are ours, and work shared out over them."""
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+
+FEW = 8
+"""Threads that one heap is enough for."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+"""What glibc's malloc.h calls M_TRIM_THRESHOLD and so on."""
+_MOST = (1 << 31) - 1
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -52,7 +59,7 @@ def crew(most: int, threads: int | None = None) -> Iterator[Callable[..., Iterat
     """
     import torch
 
-    _keep_freed_memory()
+    keep_freed_memory()
     before = torch.get_num_threads()
     threads = min(threads or min(before, cores()), most)
     if threads <= 1 and before == 1:
@@ -69,12 +76,17 @@ def crew(most: int, threads: int | None = None) -> Iterator[Callable[..., Iterat
         torch.set_num_threads(before)
 
 
-def _keep_freed_memory() -> None:
-    """Have what is freed at hand for what comes next.
+def keep_freed_memory() -> None:
+    """Have what is freed at hand for what comes next, for as long as the process lives.
 
-    glibc hands freed blocks back to the system if they are larger than any it has seen before, up
-    to 32 MiB, and gets the next ones anew, a page fault for every 4 KB. So it is shown a large one.
+    A step takes and frees the same large blocks again and again. glibc hands them back to the
+    system and gets them anew, a page fault for every 4 KB; the heaps that it gives to threads, it
+    hands back even sooner. So it is told to keep what it has, and few threads share one heap. Many
+    would wait for each other there.
     """
-    import torch
-
-    torch.empty(2**25 - 2**14, dtype=torch.uint8)
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        tell = ctypes.CDLL(None).mallopt
+        tell(_TRIM_THRESHOLD, _MOST)
+        _ = tell(_MMAP_THRESHOLD, _MOST) or tell(_MMAP_THRESHOLD, 1 << 25)  # the most of old ones
+        if cores() <= FEW:
+            tell(_ARENA_MAX, 1)

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from ssfl.algorithms.base import Algorithm
 from ssfl.algorithms.learner import Forward, Learner, Weights
+from ssfl.cores import keep_freed_memory
 from ssfl.data.images import Images
 from ssfl.errors import ConfigError
 from ssfl.federation.lane import Lane, StreamLane
@@ -58,6 +59,8 @@ class Engine:
         self._captures = self.compile  # and goes on to, where compiling fails
         if self.device.type == "cuda" and self.autocast is None:
             torch.backends.cudnn.allow_tf32 = False  # fp32 means fp32
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self._resident: dict[int, tuple[Images, Images]] = {}
 
     def resident(self, images: Images) -> Images:
