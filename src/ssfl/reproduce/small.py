@@ -39,7 +39,7 @@ def in_small(name: str, study: Study) -> Study:
     tables = study.model_dump(mode="json") | {
         "title": f"{study.title}, in small",
         "repeats": f"{study.repeats}, in small",
-        "note": f"{_described(small.rounds)} {small.note}".strip(),
+        "note": f"{_described(small.rounds)}\n\n{small.note}".strip(),
         "tried": small.tried,
         "rounds": small.rounds,
         "seeds": SEEDS,
