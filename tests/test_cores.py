@@ -97,7 +97,7 @@ FAULTS = """
 import resource, threading, torch
 {first}
 def step():
-    for _ in range(200):
+    for _ in range(60):
         [torch.ones(2**21) for _ in range(3)]  # three blocks of 8 MB, freed together
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -105,10 +105,11 @@ def in_threads():
     crew = [threading.Thread(target=step) for _ in range(2)]
     [thread.start() for thread in crew]
     [thread.join() for thread in crew]
-in_threads()
-before = faults()
-in_threads()
-print(faults() - before)
+def turn():
+    before = faults()
+    in_threads()
+    return faults() - before
+print(min(turn() for _ in range(6)))  # a turn that met a new peak counts for nothing
 """
 
 
@@ -122,4 +123,4 @@ def faults(first: str) -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_blocks_that_were_freed_are_there_again_without_page_faults():
     kept = faults("from ssfl.cores import keep_freed_memory; keep_freed_memory()")
-    assert kept < faults("") / 2  # nearly none, but for a peak that the first turn did not have
+    assert kept < faults("") / 4
