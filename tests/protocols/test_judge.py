@@ -201,14 +201,20 @@ def test_federated_classifiers_are_trained_by_all_clients_and_tested_where_they_
     right = (result.predict(unseen) == test.labels).double()
     local = {client: right[rows].mean().item() for client, rows in enumerate(held)}
     assert found["global_federated_linear_local"].clients == pytest.approx(local, abs=0.02)
+    encoders = [personal.personal_encoder(client) for client in data.clients()]
     clients = []
-    for client, (part, rows) in enumerate(zip(parts, held, strict=True)):
-        mine = personal.personal_encoder(client)
+    for mine, part, rows in zip(encoders, parts, held, strict=True):
         own = (mine(train_.pixels[part]), train_.labels[part])
         clients.append(ClientFeatures(*own, mine(test.pixels[rows]), test.labels[rows]))
     naive = naive_federated_linear(clients, 10, QUICK.linear, seed)
     figures = found["personal_naive_federated_linear"].clients
     assert list(figures.values()) == pytest.approx(naive.per_client, abs=0.02)
+    figures = found["personal_naive_federated_linear_global"].clients
+    everywhere = [
+        (naive.predict(mine(test.pixels)) == test.labels).double().mean().item()
+        for mine in encoders
+    ]
+    assert list(figures.values()) == pytest.approx(everywhere, abs=0.005)
 
 
 def test_a_supervised_run_is_also_judged_by_its_own_classifier(tmp_path: Path) -> None:
@@ -354,6 +360,7 @@ def test_every_protocol_leaves_its_figure(found: protocols.Evaluation) -> None:
         "personal_linear_1pct",
         "personal_linear_10pct",
         "personal_naive_federated_linear",
+        "personal_naive_federated_linear_global",
     }
     assert set(found.health) == {"global", "0", "1", "2", "3"}
     assert all(0 <= score.value <= 1 for score in found.scores)
@@ -449,9 +456,10 @@ def test_features_and_classifiers_of_an_encoder_are_computed_once(
         return fit(train, *rest)
 
     monkeypatch.setattr(probes, "linear_probes", linear_probes)
-    images = len(data.dataset.train) + len(data.dataset.test)
+    images, tests = len(data.dataset.train) + len(data.dataset.test), len(data.dataset.test)
     evaluate(personal, ALL_BUT_TUNING, options=QUICK, data=data)
-    assert seen == {"images": 5 * images, "classifiers": 5 * 3}  # Θ and four personal encoders
+    # Θ and four personal encoders, whose test images the naive classifier sees once more.
+    assert seen == {"images": 5 * images + 4 * tests, "classifiers": 5 * 3}
     seen.clear()
     evaluate(shared, ALL_BUT_TUNING, options=QUICK, data=data)
     assert seen == {"images": images, "classifiers": 3}  # Θ alone, by which all are judged
@@ -603,7 +611,8 @@ def test_a_client_whose_encoder_has_diverged_costs_its_own_figures_only(
     for name in ("personal_knn", "personal_linear", "personal_linear_10pct"):
         wanted = {k: v for k, v in found[name].clients.items() if k != 2}
         assert again[name].clients == wanted
-    assert again["personal_naive_federated_linear"].clients.keys() == {0, 1, 3}
+    for name in ("personal_naive_federated_linear", "personal_naive_federated_linear_global"):
+        assert again[name].clients.keys() == {0, 1, 3}
     assert again["global_linear"].value == found["global_linear"].value
 
 

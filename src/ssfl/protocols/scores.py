@@ -31,6 +31,7 @@ TITLES = {
     "personal_linear": "Linear",
     "personal_linear_global": "Linear, but on all test images",
     "personal_naive_federated_linear": "One FedAvg classifier for all encoders (misleads)",
+    "personal_naive_federated_linear_global": "One FedAvg classifier for all, on all test images",
 }
 """What each figure is, in words. Semi-supervised names end in the share of labels, `_1pct`."""
 

@@ -33,6 +33,7 @@ _PROTOCOLS = {
     "personal_linear": "linear",
     "personal_linear_global": "linear",
     "personal_naive_federated_linear": "naive-federated-linear",
+    "personal_naive_federated_linear_global": "naive-federated-linear",
 }
 _WHO = {"global": "Θ", "personal": "personal"}
 _CURVE_POINTS = 10
