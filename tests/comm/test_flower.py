@@ -33,6 +33,7 @@ from ssfl.assemble import build_host, load_federated
 from ssfl.comm import COMMUNICATORS
 from ssfl.comm.flower.host import SiteOptions, init_site
 from ssfl.comm.flower.keys import make_authority, make_site_key
+from ssfl.comm.flower.node import CONNECTED
 from ssfl.comm.flower.processes import Child, free_port
 from ssfl.comm.local import LocalCommunicator
 from ssfl.config import to_toml
@@ -333,6 +334,11 @@ def test_all_that_a_reply_says_is_counts_and_metrics(quiet):
         assert len(header["metrics"]) < 10
 
 
+def test_flower_tells_by_a_word_that_a_site_was_let_in(quiet):
+    for name in SITES:
+        assert CONNECTED in (quiet.home / name / "flower" / "node.log").read_text()
+
+
 def test_flower_keeps_its_files_to_the_run_and_the_site(quiet):
     assert not list((quiet.home / "user").iterdir())
     for place in ("run", *SITES):
@@ -518,6 +524,8 @@ def test_strangers_are_refused(bad_day, who):
 def test_strangers_never_joined(bad_day):
     joined = re.findall(r"site (.*) joined with clients (.*)", bad_day.federation.log("serve"))
     assert set(joined) == {("north", "[0, 1, 2]"), ("south", "[3, 4, 5]")}
+    for log in (bad_day.federation.home / name / "node.log" for name in ("stranger", "misled")):
+        assert CONNECTED not in log.read_text()
 
 
 def test_nothing_is_left_after_a_bad_day(bad_day):

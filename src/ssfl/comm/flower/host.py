@@ -24,7 +24,7 @@ from pydantic import Field, field_validator
 from ssfl.assemble import build_host, load_federated
 from ssfl.comm.flower.discretion import told_outside
 from ssfl.comm.flower.keys import check_authority, make_site_key
-from ssfl.comm.flower.node import FROZEN
+from ssfl.comm.flower.node import CONNECTED, FROZEN
 from ssfl.comm.flower.processes import Child, free_port, new_secret, wait_for_port
 from ssfl.comm.flower.recipe import shared_recipe
 from ssfl.comm.flower.sums import Sums
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE = 600.0
-"""Seconds without a word from the coordinator after which a lost connection is given up."""
+"""Seconds for which a site that the coordinator does not let in tries again."""
 RETRY = 2.0
 """Seconds between two attempts to connect."""
 REACH = 5.0
@@ -203,9 +203,54 @@ def supernode(folder: Path, options: SiteOptions) -> Iterator[tuple[Child, str, 
         child.stop()
 
 
+class Contact:
+    """A site's contact with its coordinator, from one SuperNode to the next.
+
+    While the coordinator is away, a SuperNode that was connected tries on by itself, and ends only
+    when there is one again. So what counts is how long no SuperNode could connect, not how long
+    nothing was heard.
+    """
+
+    def __init__(self, answers: "Callable[[Message], Message]", noted: Path) -> None:
+        """`answers` is who answers messages; `noted` is where the SuperNode's number is kept."""
+        self._answers, self._noted = answers, noted
+        self.made = False
+        """Whether the SuperNode of now has been let in."""
+        self._refused_since: float | None = None
+        self._said = ""
+
+    @property
+    def node(self) -> int | None:
+        """The number of this site's last SuperNode, if there was one."""
+        try:
+            return int(self._noted.read_text())
+        except (OSError, ValueError):  # none yet; or a power cut has left the file empty
+            return None
+
+    def answer(self, message: "Message") -> "Message":
+        """The answer to a message, whose number the SuperNode goes by."""
+        self.made = True  # whatever the SuperNode's log says: it may be that the disk is full
+        write_text(self._noted, str(message.metadata.dst_node_id))
+        return self._answers(message)
+
+    def ended(self, why: FederationError) -> None:
+        """The SuperNode has ended: say why, or raise it where there is no use in another."""
+        now = time.monotonic()
+        if self.made:
+            self._refused_since, self._said = None, ""
+        elif self._refused_since is None:
+            self._refused_since = now
+        elif now - self._refused_since > PATIENCE:
+            raise why
+        self.made = False
+        if str(why) != self._said:  # once, not every few seconds
+            log.warning("%s (trying on)", why)
+            self._said = str(why)
+
+
 def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
-    """Take part until interrupted. A coordinator that cannot be reached, or does not know this
-    site's key yet, is asked again for as long as PATIENCE lasts."""
+    """Take part until interrupted, or until PATIENCE with a coordinator that does not let this
+    site in is over."""
     from ssfl.comm.flower.runtime import leave
     from ssfl.comm.flower.site import SiteAnswers
 
@@ -213,15 +258,7 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
     hosts = build_hosts(config, options.workers)
     local = _reached(hosts, config)
     answers = SiteAnswers(local, shared_recipe(config), SiteKeeper(folder, config, hosts))
-    known_as = folder / "flower" / "node"
-    heard, said = time.monotonic(), ""
-
-    def answer(message: "Message") -> "Message":
-        nonlocal heard, said
-        heard, said = time.monotonic(), ""
-        write_text(known_as, str(message.metadata.dst_node_id))
-        return answers(message)
-
+    contact = Contact(answers, folder / "flower" / "node")
     try:
         with _alone(folder):
             ids = local.clients()
@@ -230,36 +267,24 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
             if trouble := unreachable(options.server):
                 log.warning("%s (trying on)", trouble)
             while True:
-                if (node := _noted(known_as)) is not None:
+                if (node := contact.node) is not None:
                     leave(options.server, folder / "ca.pem", folder / "site.key", node)
-                lost = _take_part(folder, options, answer)
-                if time.monotonic() - heard > PATIENCE:
-                    raise lost
-                if str(lost) != said:  # once, not every few seconds
-                    log.warning("%s (trying on)", lost)
-                    said = str(lost)
+                contact.ended(_take_part(folder, options, contact))
                 time.sleep(RETRY)
     finally:
         local.close()
 
 
-def _noted(known_as: Path) -> int | None:
-    """The number of this site's last SuperNode, if there was one."""
-    try:
-        return int(known_as.read_text())
-    except (OSError, ValueError):  # none yet; or a power cut has left the file empty
-        return None
-
-
-def _take_part(
-    folder: Path, options: SiteOptions, answer: "Callable[[Message], Message]"
-) -> FederationError:
+def _take_part(folder: Path, options: SiteOptions, contact: Contact) -> FederationError:
     """Answer messages for as long as the SuperNode lasts; returns why it ended."""
     from ssfl.comm.flower.runtime import answer_messages
 
     try:
         with supernode(folder, options) as (child, address, secret):
-            answer_messages(address, secret, answer, child.ended)
+            try:
+                answer_messages(address, secret, contact.answer, child.ended)
+            finally:
+                contact.made |= CONNECTED in child.said()
             return FederationError(why_it_ended(folder, options.server, child))
     except FederationError as error:
         return error

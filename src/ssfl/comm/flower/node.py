@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 POLL = 0.5
+CONNECTED = "SuperNode ID: "
+"""What Flower's SuperNode says once the coordinator has let it in."""
 FROZEN = "nobody took a message"
 """Last words of a SuperNode whose site does not respond."""
 

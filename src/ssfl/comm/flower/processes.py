@@ -76,19 +76,22 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def last_words(self) -> str:
-        """What it said last since it was started, or what its last error was, for a message of
-        ours. The log goes back further: what ended an earlier one is not what ended this."""
+    def said(self) -> str:
+        """What it has said since it was started. The log goes back further: what ended an earlier
+        one is not what ended this."""
         with contextlib.suppress(OSError):
             said = self.log.read_bytes()[self._beginning :].decode(errors="replace")
-            plain = re.sub("\x1b\\[[0-9;]*m", "", said)
-            lines = [line.strip() for line in plain.splitlines() if line.strip()]
-            if unauthorised := [line for line in lines if "401 Unauthorized" in line]:
-                return unauthorised[-1]
-            errors = [index for index, line in enumerate(lines) if line.startswith("ERROR")]
-            last = lines[errors[-1] + 1 :][:3] if errors else lines[-3:]
-            return " ".join(last)
+            return re.sub("\x1b\\[[0-9;]*m", "", said)
         return ""
+
+    def last_words(self) -> str:
+        """What it said last, or what its last error was, for a message of ours."""
+        lines = [line.strip() for line in self.said().splitlines() if line.strip()]
+        if unauthorised := [line for line in lines if "401 Unauthorized" in line]:
+            return unauthorised[-1]
+        errors = [index for index, line in enumerate(lines) if line.startswith("ERROR")]
+        last = lines[errors[-1] + 1 :][:3] if errors else lines[-3:]
+        return " ".join(last)
 
 
 def free_port() -> int:

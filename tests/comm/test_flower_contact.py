@@ -1,0 +1,94 @@
+"""A whole site, from `run_site` down, with SuperNodes that only pretend: how long it seeks its
+coordinator, and what it makes of trouble of its own. `test_flower` has Flower's own programs."""
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from six_clients import recipe
+
+from ssfl.comm.flower import host, runtime
+from ssfl.comm.flower.host import PATIENCE, SiteOptions, run_site
+from ssfl.comm.flower.processes import Child
+from ssfl.data.here import HereOptions
+from ssfl.errors import FederationError
+
+LET_IN = "INFO: SuperNode ID: 7\n"
+ANEW = "HTTPStatusError: Client error '401 Unauthorized'\n"
+REFUSED = "ERROR\n[code: 2004] Failed to activate SuperNode.\n"
+
+
+@dataclass
+class Node:
+    """A SuperNode: how many seconds it lasts, and what is in its log at the end."""
+
+    lasts: float
+    says: str
+
+
+CONFIG = recipe().model_copy(update={"here": HereOptions(clients=(0,))})
+hosts = cache(lambda: host.build_hosts(CONFIG))
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Runs a site for as long as there are SuperNodes for it, and then interrupts it; unless it
+    ends by itself."""
+    clock, real = SimpleNamespace(now=0.0), hosts()
+    clock.monotonic = lambda: clock.now
+
+    def pass_by(seconds):
+        clock.now += seconds
+
+    clock.sleep = pass_by
+    monkeypatch.setattr(host, "time", clock)
+    monkeypatch.setattr(host, "build_hosts", lambda config, workers: real)
+    monkeypatch.setattr(host, "unreachable", lambda server: "")
+    monkeypatch.setattr(runtime, "clock_is_off", lambda server, ca: 0.0)
+
+    def run(*nodes):
+        coming = iter(nodes)
+
+        @contextmanager
+        def supernode(folder, options):
+            clock.node = next(coming, None)
+            if clock.node is None:
+                raise KeyboardInterrupt
+            child = Child("node", [], tmp_path)
+            child.log.write_text(clock.node.says)
+            yield child, "127.0.0.1:1", b"secret"
+
+        monkeypatch.setattr(host, "supernode", supernode)
+        monkeypatch.setattr(runtime, "answer_messages", lambda *_: pass_by(clock.node.lasts))
+        run_site(tmp_path, SiteOptions(server="192.0.2.7:9092", clients=(0,)), CONFIG)
+
+    return run
+
+
+def test_a_site_outlasts_a_coordinator_that_is_away_for_longer_than_its_patience(site):
+    """Its SuperNode tries on meanwhile, and ends only when there is a coordinator again."""
+    with pytest.raises(KeyboardInterrupt):
+        site(Node(2 * PATIENCE, LET_IN + ANEW), Node(5, REFUSED), Node(5, LET_IN))
+
+
+def test_a_site_outlasts_a_supernode_that_is_killed_in_a_long_round(site):
+    with pytest.raises(KeyboardInterrupt):
+        site(Node(2 * PATIENCE, LET_IN), Node(5, LET_IN))
+
+
+def test_a_site_that_was_let_in_once_has_all_its_patience_again(site, caplog):
+    refusals = [Node(PATIENCE / 3, REFUSED)] * 3
+    with pytest.raises(KeyboardInterrupt):
+        site(*refusals, Node(5, LET_IN + ANEW), *refusals)
+    said = [record.getMessage() for record in caplog.records]
+    assert ["key" in line for line in said] == [True, False, True]  # once, not every few seconds
+
+
+def test_a_site_that_is_not_let_in_gives_up_when_its_patience_is_over(site):
+    with pytest.raises(FederationError, match="does not know this site's key yet"):
+        site(*[Node(PATIENCE / 3, REFUSED)] * 5)
