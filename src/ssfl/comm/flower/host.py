@@ -33,7 +33,7 @@ from ssfl.comm.wire import WireError
 from ssfl.config import Config, load_config, to_toml, validated
 from ssfl.data.here import HereOptions
 from ssfl.data.sources.sites import SitesOptions
-from ssfl.errors import ConfigError, FederationError
+from ssfl.errors import CheckpointError, ConfigError, FederationError
 from ssfl.federation.checkpoint import Checkpoint, save_checkpoint
 from ssfl.federation.client import Host
 from ssfl.federation.communicator import Communicator
@@ -212,25 +212,25 @@ class Contact:
     """
 
     def __init__(self, answers: "Callable[[Message], Message]", noted: Path) -> None:
-        """`answers` is who answers messages; `noted` is where the SuperNode's number is kept."""
+        """`answers` is who answers messages; `noted` is the file with the last SuperNode's number,
+        for a site that is started again after it was killed."""
         self._answers, self._noted = answers, noted
+        self.node = _number_in(noted)
+        """The number of this site's last SuperNode, if there was one."""
         self.made = False
         """Whether the SuperNode of now has been let in."""
         self._refused_since: float | None = None
         self._said = ""
 
-    @property
-    def node(self) -> int | None:
-        """The number of this site's last SuperNode, if there was one."""
-        try:
-            return int(self._noted.read_text())
-        except (OSError, ValueError):  # none yet; or a power cut has left the file empty
-            return None
-
     def answer(self, message: "Message") -> "Message":
-        """The answer to a message, whose number the SuperNode goes by."""
-        self.made = True  # whatever the SuperNode's log says: it may be that the disk is full
-        write_text(self._noted, str(message.metadata.dst_node_id))
+        """The answer to a message, which also tells the SuperNode's number."""
+        self.made = True  # a full disk may have kept the SuperNode's log from saying so
+        if self.node != message.metadata.dst_node_id:
+            self.node = message.metadata.dst_node_id
+            try:
+                write_text(self._noted, str(self.node))
+            except CheckpointError as error:  # its clients shall fail for it, not the site
+                log.warning("%s", error)
         return self._answers(message)
 
     def ended(self, why: FederationError) -> None:
@@ -267,12 +267,19 @@ def run_site(folder: Path, options: SiteOptions, config: Config) -> None:
             if trouble := unreachable(options.server):
                 log.warning("%s (trying on)", trouble)
             while True:
-                if (node := contact.node) is not None:
-                    leave(options.server, folder / "ca.pem", folder / "site.key", node)
+                if contact.node is not None:
+                    leave(options.server, folder / "ca.pem", folder / "site.key", contact.node)
                 contact.ended(_take_part(folder, options, contact))
                 time.sleep(RETRY)
     finally:
         local.close()
+
+
+def _number_in(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # none yet; or a power cut has left the file empty
+        return None
 
 
 def _take_part(folder: Path, options: SiteOptions, contact: Contact) -> FederationError:
@@ -288,6 +295,8 @@ def _take_part(folder: Path, options: SiteOptions, contact: Contact) -> Federati
             return FederationError(why_it_ended(folder, options.server, child))
     except FederationError as error:
         return error
+    except OSError as error:  # a full disk, as a rule
+        return FederationError(f"the site's SuperNode cannot be started: {error}")
 
 
 def unreachable(server: str) -> str:
