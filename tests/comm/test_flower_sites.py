@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import json
 import os
 import threading
@@ -401,6 +402,32 @@ def test_a_site_that_lists_a_client_twice_does_not_join_and_the_others_do(caplog
     grid = PretendGrid(n1=lambda message: Message(spoilt, reply_to=message), n2=site(7))
     assert list(connected(grid, 1).clients()) == [7]
     assert "it was refused" in caplog.text
+
+
+def test_a_site_that_was_in_trouble_at_the_roll_call_joins_when_it_is_mended(monkeypatch):
+    monkeypatch.setattr(communicator_module, "CALL_AGAIN", 0.02)
+    answers, calls = site(0), []
+
+    def mended_in_the_end(message):
+        calls.append(time.monotonic())
+        if len(calls) < 4:
+            return Message(Error(0, "CheckpointError: its log says more"), reply_to=message)
+        return answers(message)
+
+    communicator = connected(PretendGrid(n1=mended_in_the_end), 1)
+    assert list(communicator.clients()) == [0]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(calls)]
+    assert [pause >= 0.02 * 2**n for n, pause in enumerate(pauses)] == [True] * 3
+    list(communicator.exchange(a_task(), [0]))
+    assert len(calls) == 5  # the task was the next: who has joined is not called again
+
+
+def test_a_site_that_objects_is_not_asked_again():
+    grid = PretendGrid(n1=site(0, recipe={"seed": 1}), n2=site(1, recipe={"seed": 2}))
+    communicator = connected(grid, 1, '{"seed": 2}')
+    for _ in range(3):
+        communicator.clients()
+    assert [message.metadata.dst_node_id for message in grid.sent] == [1, 2]
 
 
 def test_a_sites_long_story_is_cut():

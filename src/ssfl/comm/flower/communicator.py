@@ -1,12 +1,13 @@
 """The server's side of Flower: tasks out, replies in, one message a site and exchange.
 
 Built on `Grid` alone. A site is a SuperNode with one or many clients behind it, known by our own
-client ids; which ids a site holds is asked once when it appears, and from then on an id belongs to
-that site's key. Deadlines are enforced three times: here, as the message's time to live, and as
-the time the site itself may take, so that one slow client does not hold back its neighbours.
+client ids; which ids a site holds is asked when it appears, and from then on an id belongs to that
+site's key. Deadlines are enforced three times: here, as the message's time to live, and as the time
+the site itself may take, so that one slow client does not hold back its neighbours.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 POLL = 0.25
 CENSUS = 2.0
 """Seconds between two looks at which sites are connected."""
+CALL_AGAIN, LONGEST = 5.0, 60.0
+"""Seconds after which a site that answered the roll call with an error is called again: at first,
+and at most, for they double with every further error."""
 TRAVEL = 6.0
 """Seconds of a deadline kept for the way there and back."""
 RETURN = 60.0
@@ -53,6 +57,10 @@ class Site:
     """|D_k| of its clients, by id."""
     asked: str = ""
     """The roll call it has not answered yet."""
+    due: float = 0.0
+    """When it is to be called (by the clock that only goes forward)."""
+    pause: float = 0.0
+    """Seconds it was last given to mend what was wrong."""
 
 
 class FlowerCommunicator:
@@ -149,7 +157,8 @@ class FlowerCommunicator:
         }
 
     def _census(self) -> bool:
-        """Look at which sites are connected, at most every two seconds; call new ones."""
+        """Look at which sites are connected, at most every two seconds; call new ones, and those
+        that were in trouble when they were called."""
         if time.monotonic() - self._looked < CENSUS:
             return False
         self._door()
@@ -164,7 +173,9 @@ class FlowerCommunicator:
             if site is None or site.activated != info.last_activated_at:
                 known = site.sizes if site else {}
                 self._sites[node] = Site(node, info.last_activated_at, known)
-                self._call(self._sites[node])
+        for site in self._sites.values():
+            if time.monotonic() >= site.due:
+                self._call(site)
         self._looked = time.monotonic()
         return True
 
@@ -182,6 +193,7 @@ class FlowerCommunicator:
         message = Message(self._roll_call, site.node, "query", ttl=DEFAULT_TTL)
         with _reached():
             (site.asked,) = self._grid.push_messages([message]) or [""]
+        site.due = math.inf
 
     def _hear_rolls(self) -> None:
         called = {site.asked: site for site in self._sites.values() if site.asked}
@@ -190,6 +202,8 @@ class FlowerCommunicator:
             site.asked = ""
             if isinstance(answer, Error):
                 log.warning("site %s: %s", self._name(site.node), _why(answer)[1])
+                site.pause = min(2 * site.pause, LONGEST) or CALL_AGAIN
+                site.due = time.monotonic() + site.pause
                 continue
             self._admit(site, answer)
 
