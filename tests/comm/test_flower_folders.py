@@ -5,6 +5,7 @@ import html
 import json
 import logging
 import math
+import os
 import re
 import shutil
 import socket
@@ -649,6 +650,38 @@ def test_a_site_says_that_nobody_answers_and_nothing_where_somebody_does():
         assert unreachable(server).startswith(f"nobody answers at {server} (Connection refused)")
         listener.listen()
         assert unreachable(server) == ""
+
+
+@pytest.mark.parametrize("name", ["data 𠮷野", "größe", 'the "good" ones', "a\\b", "end\x7f"])
+def test_a_site_finds_its_images_whatever_their_folder_is_called(federation, tmp_path, name):
+    home, _ = federation
+    paint(tmp_path / name, 2, torch.Generator())
+    ssfl_command(
+        *("site", "init", tmp_path / "site", "--server", "192.0.2.7:9092", "--clients", "0"),
+        *("--ca", home / "keys" / "ca.pem", "--recipe", home / "ours.toml"),
+        *("--data", tmp_path / name),
+    )
+    options, config = load_site(tmp_path / "site")
+    assert options.data == config.here.data == tmp_path / name
+
+
+def test_a_folder_that_site_toml_cannot_name_is_refused_and_leaves_nothing(federation, tmp_path):
+    home, _ = federation
+    odd = tmp_path / os.fsdecode(b"gr\xf6\xdfe")
+    odd.mkdir()
+    told = refused_command(
+        *("site", "init", tmp_path / "site", "--server", "192.0.2.7:9092", "--clients", "0"),
+        *("--ca", home / "keys" / "ca.pem", "--recipe", home / "ours.toml", "--data", odd),
+    )
+    assert told.endswith("is not UTF-8, and site.toml cannot hold it: rename the folder")
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_site_toml_that_was_saved_in_another_encoding_is_one_sentence(federation, tmp_path):
+    shutil.copytree(federation[0] / "first", tmp_path / "site")
+    (tmp_path / "site" / "site.toml").write_bytes(b'data = "gr\xf6\xdfe"\n')
+    told = refused_command("site", "start", tmp_path / "site")
+    assert "site.toml cannot be used: 'utf-8' codec can't decode" in told
 
 
 def test_a_second_init_does_not_overwrite_a_sites_key(federation):

@@ -7,7 +7,6 @@ runs/         per run, what the clients have learnt: a run directory without the
 flower/       logs
 """
 
-import json
 import logging
 import re
 import socket
@@ -16,7 +15,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field, field_validator
@@ -43,6 +42,7 @@ from ssfl.federation.store import StateStore
 from ssfl.files import remove_unfinished, write_text
 from ssfl.locks import claimed
 from ssfl.run import Run
+from ssfl.section import literal
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -83,9 +83,17 @@ def init_site(folder: Path, options: SiteOptions, config: Config, ca: Path) -> P
     known = config.partition.clients
     if options.data is None and _of_known_clients(config) and max(options.clients) >= known:
         raise ConfigError(f"the recipe has clients 0 to {known - 1}, not {max(options.clients)}")
+    settings = options.model_dump(mode="json", exclude_none=True)
+    content = "".join(f"{key} = {literal(value)}\n" for key, value in settings.items())
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"the name of {str(options.data)!a} is not UTF-8, and site.toml cannot hold it: "
+            "rename the folder"
+        ) from None
     public = make_site_key(folder)
-    lines = [f"{key} = {json.dumps(value)}" for key, value in _plain(options).items()]
-    write_text(folder / "site.toml", "\n".join(lines) + "\n")
+    write_text(folder / "site.toml", content)
     write_text(folder / "recipe.toml", to_toml(config))
     write_text(folder / "ca.pem", ca.read_text())
     return public
@@ -101,10 +109,10 @@ def load_site(folder: Path, data: Path | None = None) -> tuple[SiteOptions, Conf
     images."""
     path = folder / "site.toml"
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise ConfigError(f"{folder} is not a site: make one with `ssfl site init`") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # no TOML, or not even UTF-8
         raise ConfigError(f"{path} cannot be used: {error}") from None
     told = raw | ({"data": data} if data else {})
     options: SiteOptions = validated(SiteOptions, told, prefix=f"{path} cannot be used: ")
@@ -362,7 +370,3 @@ def _alone(folder: Path) -> Iterator[None]:
         if not mine:
             raise ConfigError(f"the site in {folder} is running already")
         yield
-
-
-def _plain(options: SiteOptions) -> dict[str, Any]:
-    return options.model_dump(mode="json", exclude_none=True)
