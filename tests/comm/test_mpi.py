@@ -173,27 +173,61 @@ def test_without_mpiexec_it_is_said_how_to_start(
         connect(recipe(), tmp_path, [])
 
 
-def test_ctrl_c_while_ranks_open_sends_them_home_and_is_nobodys_death(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sent: list[tuple[str, int]] = []
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """What rank 0 tells two ranks, which are there only in word and stop one after the other."""
+    told: list[tuple[str, int]] = []
     leaving = iter((2, 1))
-
-    def interrupted(source: int, tag: int) -> None:
-        raise KeyboardInterrupt
-
     for name, stand_in in {
         "_world": lambda: SimpleNamespace(rank=0, size=3),
         "_local_rank": lambda: 0,
-        "_send": lambda fields, to, tag: sent.append((fields["do"], to)),
-        "_receive": interrupted,
+        "_send": lambda fields, to, tag: told.append((fields["do"], to)),
+        "_receive": lambda *_: {"machine": "here", "version": __version__},
         "_probe": lambda *_: SimpleNamespace(source=next(leaving), tag=STOP),
         "_receive_bytes": lambda found: b"",
     }.items():
         monkeypatch.setattr(transport, name, stand_in)
+    return told
+
+
+def ctrl_c(*_: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_while_ranks_open_sends_them_home_and_is_nobodys_death(
+    sent: list[tuple[str, int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(transport, "_receive", ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         Ranks(tmp_path)
     assert sent == [("open", 1), ("open", 2), ("stop", 1), ("stop", 2)]
+    assert DIED not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("at", ["_send", "_receive_bytes"])
+def test_a_close_that_ctrl_c_interrupts_goes_on_from_where_it_was(
+    at: str,
+    sent: list[tuple[str, int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    ranks, do = Ranks(tmp_path), getattr(transport, at)
+
+    def do_and_be_interrupted(*told: object) -> object:
+        monkeypatch.setattr(transport, at, do)
+        done = do(*told)
+        ctrl_c()
+        return done
+
+    monkeypatch.setattr(transport, at, do_and_be_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.close()
+    ranks.close()
+    assert sent[2:] == [("stop", 1), ("stop", 2)]  # a second word would end a rank's next run
     assert DIED not in capfd.readouterr().err
 
 

@@ -105,6 +105,7 @@ class Ranks:
 
     def __init__(self, folder: Path) -> None:
         self.numbers = range(1, ranks())
+        self._untold, self._staying = list(self.numbers), set(self.numbers)
         self._testament: subprocess.Popen[bytes] | None = _testament(folder)
         self._message: wire.Message = (b"", [])
         self._knows: set[int] = set()
@@ -166,21 +167,35 @@ class Ranks:
         return [(at, wire.decode_reply(header, vectors))]
 
     def close(self) -> None:
-        """Tell all ranks to stop; take what they still have to say, and let it go."""
-        if self._testament is None:
-            return
-        for to in self.numbers:
-            _send({"do": "stop"}, to, STOP)
-        staying, end = set(self.numbers), time.monotonic() + GRACE
-        while staying and (found := _probe(None, None, max(0.0, end - time.monotonic()))):
-            if found.tag == STOP:
-                staying.remove(found.source)
-            _receive_bytes(found)
-        if staying:
-            log.warning("ranks %s do not stop; they are ended with this process", sorted(staying))
-            atexit.register(_world().Abort, 1)
-        self._testament.communicate(b"all is well\n")
-        self._testament = None
+        """End the work of all ranks. Called again after a Ctrl-C, it goes on from where it was."""
+        if self._testament is not None:
+            self._tell()
+            self._drain()
+            self._end(self._testament)
+
+    def _tell(self) -> None:
+        """Tell all ranks to stop, each of them once: a second word would end its next run."""
+        while self._untold:
+            with uninterrupted():
+                _send({"do": "stop"}, self._untold.pop(0), STOP)
+
+    def _drain(self) -> None:
+        """Take what ranks still have to say until they stop, and let it go."""
+        end = time.monotonic() + GRACE
+        while self._staying and (found := _probe(None, None, max(0.0, end - time.monotonic()))):
+            with uninterrupted():
+                _receive_bytes(found)
+                if found.tag == STOP:
+                    self._staying.remove(found.source)
+
+    def _end(self, testament: subprocess.Popen[bytes]) -> None:
+        with uninterrupted():
+            if self._staying:
+                staying = sorted(self._staying)
+                log.warning("ranks %s do not stop; they are ended with this process", staying)
+                atexit.register(_world().Abort, 1)
+            testament.communicate(b"all is well\n")
+            self._testament = None
 
 
 class Rank:
