@@ -231,6 +231,15 @@ def test_a_close_that_ctrl_c_interrupts_goes_on_from_where_it_was(
     assert DIED not in capfd.readouterr().err
 
 
+def test_last_words_are_one_line_whatever_the_run_is_called(
+    sent: list[tuple[str, int]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    transport._testament(tmp_path / r"a\new").communicate()  # as if this process had ended
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(DIED)
+    assert r"a\new" in line
+
+
 def test_ranks_of_another_version_are_sent_home_in_a_sentence(tmp_path: Path) -> None:
     done = mpi(3, tmp_path / "run", VERSION="2:9.9")
     assert done.returncode == 1

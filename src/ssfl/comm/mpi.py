@@ -328,7 +328,7 @@ def _testament(folder: Path) -> subprocess.Popen[bytes]:
         f"to its last checkpoint; go on with: {way_on(folder, 'mpi')}"
     )
     return subprocess.Popen(
-        ["sh", "-c", 'read -r _ || echo "$1" >&2', "ssfl", words],
+        ["sh", "-c", 'read -r _ || printf "%s\\n" "$1" >&2', "ssfl", words],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
