@@ -11,6 +11,7 @@ import shutil
 import socket
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -663,6 +664,28 @@ def test_a_site_finds_its_images_whatever_their_folder_is_called(federation, tmp
     )
     options, config = load_site(tmp_path / "site")
     assert options.data == config.here.data == tmp_path / name
+
+
+def test_images_in_ones_home_may_be_named_by_a_tilde(federation, tmp_path, monkeypatch):
+    home, _ = federation
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paint(tmp_path / "scans", 2, torch.Generator())
+    ssfl_command(
+        *("site", "init", tmp_path / "site", "--server", "192.0.2.7:9092", "--clients", "0"),
+        *("--ca", home / "keys" / "ca.pem", "--recipe", home / "ours.toml", "--data=~/scans"),
+    )
+    settings = tmp_path / "site" / "site.toml"
+    written = settings.read_text()
+    settings.write_text(written.replace(str(tmp_path), "~"))
+    for text, data in ((written, None), (settings.read_text(), None), (written, Path("~/scans"))):
+        settings.write_text(text)
+        _, config = load_site(tmp_path / "site", data)
+        assert config.here.data == tmp_path / "scans"
+    settings.write_text(written.replace(str(tmp_path), "~nosuchuser"))
+    told = refused_command("site", "start", tmp_path / "site")
+    assert told == (
+        f"{settings} cannot be used: data: ~nosuchuser/scans leads nowhere: write the folder out"
+    )
 
 
 def test_a_folder_that_site_toml_cannot_name_is_refused_and_leaves_nothing(federation, tmp_path):

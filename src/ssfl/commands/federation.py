@@ -186,7 +186,7 @@ def site_init(
     told = {
         "server": server,
         "clients": ids,
-        "data": data.resolve() if data else None,
+        "data": data,
         "window": window,
         "workers": workers,
     }
@@ -210,7 +210,7 @@ def site_start(
     need_flower()
     from ssfl.comm.flower.host import load_site, run_site
 
-    options, config = load_site(folder, data.resolve() if data else None)
+    options, config = load_site(folder, data)
     try:
         with logging_apart(folder / "flower" / "site.log"):
             run_site(folder.resolve(), options, config)

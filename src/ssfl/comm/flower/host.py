@@ -66,6 +66,14 @@ class SiteOptions(HereOptions):
     workers: int = Field(1, ge=1)
     """Clients that train side by side."""
 
+    @field_validator("data")
+    @classmethod
+    def _in_full(cls, data: Path | None) -> Path | None:
+        try:  # encoders are used from elsewhere
+            return data and data.expanduser().resolve()
+        except RuntimeError as error:
+            raise ValueError(f"{data} leads nowhere: write the folder out") from error
+
     @field_validator("server")
     @classmethod
     def _host_and_port(cls, server: str) -> str:
@@ -116,8 +124,7 @@ def load_site(folder: Path, data: Path | None = None) -> tuple[SiteOptions, Conf
         raise ConfigError(f"{path} cannot be used: {error}") from None
     told = raw | ({"data": data} if data else {})
     options: SiteOptions = validated(SiteOptions, told, prefix=f"{path} cannot be used: ")
-    images = options.data.resolve() if options.data else None  # encoders are used from elsewhere
-    here = HereOptions(clients=options.clients, data=images, window=options.window)
+    here = HereOptions(clients=options.clients, data=options.data, window=options.window)
     return options, load_config(folder / "recipe.toml").model_copy(update={"here": here})
 
 
