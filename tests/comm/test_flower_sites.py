@@ -141,17 +141,41 @@ def test_a_superlink_that_cannot_be_asked_any_more_is_said_in_a_sentence(call):
         list(communicator.exchange(a_task(), communicator.clients()))
 
 
+def answers_with(status):
+    def refuse(*_):
+        answer = httpx.Response(status, request=httpx.Request("POST", "https://127.0.0.1"))
+        answer.raise_for_status()
+
+    return refuse
+
+
 def test_a_coordinator_that_stood_still_is_told_why_its_run_was_given_up():
     grid = PretendGrid(n1=site(0))
     communicator = connected(grid, 1)
-
-    def refused(*_):
-        answer = httpx.Response(401, request=httpx.Request("POST", "https://127.0.0.1"))
-        answer.raise_for_status()
-
-    grid.get_nodes = refused
+    grid.get_nodes = answers_with(401)
     with pytest.raises(FederationError, match="was this machine asleep"):
         communicator.clients()
+
+
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [
+        (10**9, ": {0}/link.log says why"),
+        (3 * 10**6, ", and the disk of {0} has 3 MB left: make room there, and go on with it by "),
+    ],
+)
+def test_a_superlink_that_fails_is_told_by_its_log_or_by_its_full_disk(
+    left, told, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=left))
+    grid = PretendGrid()
+    communicator = FlowerCommunicator(grid, RUN, link_log=tmp_path / "link.log")
+    grid.get_nodes = answers_with(500)
+    with pytest.raises(FederationError) as caught:
+        communicator.clients()
+    assert "\n" not in str(caught.value)
+    expected = "the SuperLink answered 500 Internal Server Error" + told.format(tmp_path)
+    assert str(caught.value).startswith(expected)
 
 
 def test_a_site_that_restarts_in_mid_round_is_lost_at_once_and_asked_again_later():

@@ -8,12 +8,14 @@ the site itself may take, so that one slow client does not hold back its neighbo
 
 import logging
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import httpx
 from flwr.app import DEFAULT_TTL, Error, Message, RecordDict
@@ -42,6 +44,8 @@ TRAVEL = 6.0
 """Seconds of a deadline kept for the way there and back."""
 RETURN = 60.0
 """Seconds that a site which is asked but gone has to come back: it must load its images anew."""
+LITTLE = 100e6
+"""Bytes on a disk that is as good as full: a message may be as large."""
 MAX_NAME = 64
 """Characters of a site's name that are shown."""
 
@@ -74,12 +78,15 @@ class FlowerCommunicator:
         patience: float = 600.0,
         close: Callable[[], None] = lambda: None,
         door: Callable[[], None] = lambda: None,
+        link_log: Path = Path("link.log"),
     ) -> None:
         """`run` is the name (hexadecimal) under which sites keep their states; `recipe` is what
         they compare theirs with (JSON); `patience` is how many seconds to wait for sites when
         none is there; `close` ends whatever the grid hangs on; `door` lets newly known sites in and
-        is called before every look at who is there."""
+        is called before every look at who is there; `link_log` is the SuperLink's log, beside which
+        it keeps its messages."""
         self._grid, self._patience, self._close, self._door = grid, patience, close, door
+        self._link_log = link_log
         self._roll_call = write_roll_call(run, recipe)
         self._sites: dict[int, Site] = {}
         self._names: dict[int, str] = {}  # kept when a site goes: its clients stay its own
@@ -162,7 +169,7 @@ class FlowerCommunicator:
         if time.monotonic() - self._looked < CENSUS:
             return False
         self._door()
-        with _reached():
+        with self._reached():
             connected = {node.node_id: node for node in self._grid.get_nodes()}
         for node in self._sites.keys() - connected.keys():
             log.warning("site %s is gone", self._name(node))
@@ -191,7 +198,7 @@ class FlowerCommunicator:
 
     def _call(self, site: Site) -> None:
         message = Message(self._roll_call, site.node, "query", ttl=DEFAULT_TTL)
-        with _reached():
+        with self._reached():
             (site.asked,) = self._grid.push_messages([message]) or [""]
         site.due = math.inf
 
@@ -229,6 +236,31 @@ class FlowerCommunicator:
                 site.sizes[client] = size
         log.info("site %s joined with clients %s", self._name(site.node), sorted(site.sizes))
 
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """A SuperLink that cannot be asked any more ends a run in a sentence, its state saved."""
+        try:
+            yield
+        except httpx.HTTPStatusError as error:
+            raise FederationError(self._refusal(error.response)) from error
+        except httpx.HTTPError as error:
+            raise FederationError(f"the SuperLink cannot be asked any more: {error}") from error
+
+    def _refusal(self, answer: httpx.Response) -> str:
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            return (
+                "the SuperLink has given this run up, as it does where a coordinator stands still "
+                "for a minute (was this machine asleep?): go on with it by `ssfl serve`"
+            )
+        said = f"the SuperLink answered {answer.status_code} {answer.reason_phrase}"
+        left = _left_on_disk(self._link_log.parent)
+        if left < LITTLE:
+            return (
+                f"{said}, and the disk of {self._link_log.parent} has {left / 1e6:.0f} MB left: "
+                "make room there, and go on with it by `ssfl serve`"
+            )
+        return f"{said}: {self._link_log} says why"
+
     # One exchange
 
     def _await_return(self, clients: Sequence[int]) -> None:
@@ -261,7 +293,7 @@ class FlowerCommunicator:
             )
             for node, order in zip(groups, orders, strict=True)
         ]
-        with _reached():
+        with self._reached():
             keys = list(self._grid.push_messages(messages))
         return {key: node for key, node in zip(keys, groups, strict=False) if key}
 
@@ -273,7 +305,7 @@ class FlowerCommunicator:
         """
         for key in keys:
             try:
-                with _reached():
+                with self._reached():
                     messages = self._pull(key)
             except FederationError:  # the SuperLink's fault
                 raise
@@ -343,18 +375,11 @@ class FlowerCommunicator:
             yield failed(client, task, reason, f"site {self._name(node)}: {detail}")
 
 
-@contextmanager
-def _reached() -> Iterator[None]:
-    """A SuperLink that cannot be asked any more ends a run in a sentence, its state saved."""
+def _left_on_disk(folder: Path) -> float:
     try:
-        yield
-    except httpx.HTTPError as error:
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 401:
-            raise FederationError(
-                "the SuperLink has given this run up, as it does where a coordinator stands still "
-                "for a minute (was this machine asleep?): go on with it by `ssfl serve`"
-            ) from error
-        raise FederationError(f"the SuperLink cannot be asked any more: {error}") from error
+        return shutil.disk_usage(folder).free
+    except OSError:  # it is gone
+        return math.inf
 
 
 def _apart(call: Callable[[], list[Message]]) -> Future[list[Message]]:

@@ -91,7 +91,13 @@ def connect(config: Config, folder: Path, hosts: Sequence[Host]) -> FlowerCommun
         grid = stack.enter_context(link.run())
         recipe = json.dumps(shared_recipe(config))
         communicator = FlowerCommunicator(
-            grid, options.run, recipe, options.patience, close=stack.close, door=door
+            grid,
+            options.run,
+            recipe,
+            options.patience,
+            close=stack.close,
+            door=door,
+            link_log=child.log,
         )
         communicator.gather(options.clients or config.partition.clients)
     except BaseException:
