@@ -85,7 +85,7 @@ class DerivedNormalise:
 
 def tensor_by_tensor(self: Engine, learner: Learner, images: int) -> Forward:
     """In place of `Engine._fast`: autocast treats each weight and each gradient alone."""
-    return self.compiled(learner.forward)
+    return self.compiled(learner.plain.forward)
 
 
 CHOICES: dict[str, Choice] = {

@@ -311,6 +311,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {"norm": "group"}, "local": {"freeze_statistics": 0.5}},
         r"group norm keeps no statistics .* local\.freeze_statistics = 1, or model\.norm = 'batch'",
     ),
+    "statistics that nobody shares": (
+        {"local": {"batch_norm": "fedbn", "freeze_statistics": 0.5}},
+        r"set local\.freeze_statistics = 1, or local\.batch_norm = 'shared'",
+    ),
+    "a correction of what is not sent": (
+        {"algorithm": {"name": "local-only"}, "local": {"correction": "scaffold"}},
+        r"'local-only' send nothing, .* local\.correction .* leave it at 'none'",
+    ),
+    "a rule for what is not sent": (
+        {"algorithm": {"name": "local-only"}, "server": {"optimizer": "fedadam"}},
+        r"'local-only' send nothing, .* server\.optimizer .* leave it at 'fedavg'",
+    ),
     "momentum of another pace": (
         {"local": {"keep_momentum": True, "freeze_statistics": 0.5}},
         r"set local\.keep_momentum = false, or local\.freeze_statistics = 1",

@@ -92,6 +92,21 @@ def test_two_workers_end_with_the_same_bits_as_one(left_alone: Run, tmp_path: Pa
     assert_same_end(two, left_alone)
 
 
+def test_two_workers_end_with_the_same_bits_as_one_in_bfloat16_too(tmp_path: Path) -> None:
+    """Threads share what autocast remembers."""
+    common: dict[str, Any] = {"server": {"rounds": 6}}
+    ends = [
+        outcome(
+            train(
+                tiny(**common, device={"precision": "bf16", "workers": workers}),
+                out=tmp_path / str(workers),
+            )
+        )
+        for workers in (1, 2)
+    ]
+    assert same_bits(*ends)
+
+
 def test_an_adaptive_server_left_at_its_own_rate_does_not_collapse(tmp_path: Path) -> None:
     widths = dict.fromkeys(("projector_width", "predictor_width", "projection_width"), 64)
     config = tiny(

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return ssfl.train(config, out=tmp_path_factory.mktemp("guest") / "run")
 
 
-@pytest.fixture(params=["float64", "another device", "coarse products"])
+BLOCKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no gradients": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.fixture(params=["float64", "another device", "coarse products", *BLOCKS])
 def odd_defaults(request: pytest.FixtureRequest) -> Iterator[None]:
     """Torch as a notebook may have set it; `meta` stands for a GPU, and holds no numbers."""
+    if request.param in BLOCKS:
+        with BLOCKS[request.param]():
+            yield
+        return
     if request.param == "float64":
         torch.set_default_dtype(torch.float64)
     elif request.param == "another device":
@@ -94,7 +106,9 @@ def test_torchs_defaults_are_the_callers_business(run: Run, tmp_path: Path, call
 
 def _defaults() -> tuple[Any, ...]:
     precision = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    return torch.get_default_dtype(), torch.get_default_device(), *precision
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    casts = torch.is_autocast_enabled("cpu")
+    return torch.get_default_dtype(), torch.get_default_device(), *precision, *modes, casts
 
 
 @pytest.mark.usefixtures("odd_defaults")

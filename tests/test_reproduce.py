@@ -423,7 +423,7 @@ def test_without_a_global_encoder_the_personal_figures_are_kept(tmp_path: Path) 
 
 def test_a_run_that_cannot_be_judged_costs_itself_alone(tmp_path: Path) -> None:
     path, text = write_study(tmp_path, figures='"personal_linear"'), "algorithm.name=per-ssfl"
-    mad = 'algorithm.name=local-only", "local.lr=1e30'
+    mad = 'algorithm.name=local-only", "local.lr=1e9", "local.steps=1'
     path.write_text(path.read_text().replace(text, mad))
     found = reproduce(path, rounds=1, seeds=2, out=tmp_path, timing=False)
     assert [(result.arm, result.seed) for result in found.results] == [("plain", 0), ("plain", 1)]

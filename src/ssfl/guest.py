@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,16 +14,29 @@ backbone that starts from an encoder's weights loads that encoder."""
 
 @contextmanager
 def own_torch() -> Iterator[None]:
-    """New tensors are float32 and on the CPU unless the code says otherwise, and products of them
-    are not rounded to fewer digits, whatever a notebook has made the default."""
+    """New tensors are float32 and on the CPU unless the code says otherwise, products of them are
+    not rounded to fewer digits, and gradients are there to be taken, whatever a notebook has made
+    the default and whichever block it calls from."""
     dtype = torch.get_default_dtype()
     elsewhere = torch.get_default_device().type != "cpu"
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.device("cpu") if elsewhere else nullcontext(), _own_rounding():
+        with torch.device("cpu") if elsewhere else nullcontext(), _own_rounding(), _own_modes():
             yield
     finally:
         torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def _own_modes() -> Iterator[None]:
+    """What a thread's blocks have switched, and threads of ours would not see."""
+    with torch.inference_mode(False), torch.enable_grad(), _not_cast("cpu"), _not_cast("cuda"):
+        yield
+
+
+def _not_cast(device: str) -> AbstractContextManager[Any]:
+    casts = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if casts else nullcontext()
 
 
 @contextmanager

@@ -130,22 +130,30 @@ def test_reset_forgets_the_last_client_in_place():
     assert learner.momentum.item() == pytest.approx(0.7)
 
 
-def test_another_rate_lasts_only_as_long_as_asked():
-    learner = learner_at(1.0)
-    with learner.at_rate(0.5):
-        descend(learner, 0.0)
-    assert learner.flat.trainable.item() == pytest.approx(0.5)
-    assert learner.rate.item() == pytest.approx(0.1)
+def test_adaptation_has_its_rate_for_every_number_and_no_pull_and_only_for_as_long_as_it_lasts():
+    local = PLAIN.model_copy(update={"predictor_rate": "constant"})
+    learner = learner_at(1.0, local, predictor=True)
+    learner.go_at(0.01)
+    learner.hold(torch.zeros(2), 100.0)
+    with learner.adapting(0.5):
+        descend(learner, 0.0)  # both gradients are 1
+    torch.testing.assert_close(learner.flat.trainable, torch.tensor([0.5, 0.5]))
+    learner.hold(torch.zeros(2), 0.0)
+    descend(learner, 0.0)  # both are 0.5
+    torch.testing.assert_close(learner.flat.trainable, torch.tensor([0.495, 0.45]))
 
 
 def test_a_constant_rate_for_the_predictor_leaves_the_schedule_to_the_rest():
     local = LocalOptions(lr=0.1, momentum=0.0, weight_decay=0.0, predictor_rate="constant")
     learner = learner_at(1.0, local, predictor=True)
-    learner.rate.fill_(0.01)
+    learner.go_at(0.01)
+    weights = learner.weights()
+    loss = learner.loss(learner(numbers(0.0), weights))
+    inner = learner.inner_step(weights, loss, second_order=False)
     descend(learner, 0.0)
-    named = learner.flat.layout.tensors(learner.flat.vector)
-    assert named["w"].item() == pytest.approx(0.99)
-    assert named["predictor.weight"].item() == pytest.approx(0.9)
+    for named in (inner, learner.flat.layout.tensors(learner.flat.vector)):
+        assert named["w"].item() == pytest.approx(0.99)
+        assert named["predictor.weight"].item() == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
@@ -170,7 +178,7 @@ def test_a_predictor_that_is_not_where_its_method_says_has_no_rate_of_its_own():
 def test_the_mean_gradient_is_read_back_from_the_way_gone(predictor_rate):
     local = LocalOptions(lr=0.1, momentum=0.5, weight_decay=0.0, predictor_rate=predictor_rate)
     learner = learner_at(1.0, local, predictor=True)
-    learner.rate.fill_(0.01)
+    learner.go_at(0.01)
     start = learner.flat.trainable.clone()
     learner.drift = torch.tensor([2.0, -3.0])  # the only gradient
     for _ in range(3):

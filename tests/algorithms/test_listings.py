@@ -199,7 +199,7 @@ def test_adaptation_is_one_step_of_sgd_at_its_own_rate():
     models = build_models(algorithm)
     plain = plain_copy(models.global_)
     (view,) = some_views(1)[0]
-    with models.global_.at_rate(algorithm.adapt_rate(0.1)):
+    with models.global_.adapting(algorithm.adapt_rate(0.1)):
         algorithm.adapt(models, Batch(view))
     listing = GlobalListing(plain)
     listing.opt.param_groups[0]["lr"] = 0.3

@@ -81,6 +81,29 @@ def test_a_late_reply_comes_in_the_next_exchange_of_its_kind() -> None:
     assert sorted((r.client, r.round) for r in replies) == [(7, 0), (8, 1)]
 
 
+def test_a_clients_thread_has_the_torch_threads_of_who_asks_whatever_others_set_meanwhile() -> None:
+    counts: list[int] = []
+
+    class Counting(Host):
+        def handle(self, client: int, task: Task) -> Reply:
+            counts.append(torch.get_num_threads())
+            return Reply(client, task.kind, task.round, samples=1)
+
+    hosts = [Counting(), Counting()]
+    communicator = LocalCommunicator(hosts)  # type: ignore[arg-type]
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        other = threading.Thread(target=torch.set_num_threads, args=(1,))
+        other.start()
+        other.join()
+        task = Task(TaskKind.TRAIN, 0, torch.zeros(2), "layout")
+        list(communicator.exchange(task, [7, 8]))
+    finally:
+        torch.set_num_threads(before)
+    assert counts == [3, 3]
+
+
 def test_a_client_still_at_an_earlier_task_is_not_started_twice_at_once() -> None:
     hosts = [Host(), Host()]
     communicator = LocalCommunicator(hosts)  # type: ignore[arg-type]

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from ssfl import train
 from ssfl.assemble import build_host, build_server
 from ssfl.comm.local import LocalCommunicator
 from ssfl.data.federated import FederatedData
@@ -78,6 +80,30 @@ def test_an_update_may_be_as_long_as_the_limit_and_no_longer(
         refused.failure.detail
     )
     assert refused.joint == joint
+
+
+def test_an_update_is_never_absurd_that_is_a_tenth_as_long_as_theta() -> None:
+    """However short those of the last round were: their steps may have had no gradient."""
+    admission = opened(1e-6)
+    assert admission.admit(update(0.499, 1), TASK).failure is None  # Θ is 5 long
+    assert admission.admit(update(0.501, 1), TASK).failure is not None
+
+
+@pytest.mark.parametrize(
+    "sections", [{"model": {"norm": "group"}}, {"local": {"batch_norm": "fedbn"}}]
+)
+def test_mocos_first_updates_without_a_gradient_are_no_yardstick_for_those_after(
+    sections: dict[str, Any], tmp_path: Path
+) -> None:
+    local = {"batch": 256, "lr": 0.05, **sections.pop("local", {})}
+    config = tiny(
+        ssl={"method": "moco", "projector_width": 32, "projection_width": 16, "queue": 256},
+        local=local,
+        server={"rounds": 4},
+        **sections,
+    )
+    rows = [row for row in train(config, out=tmp_path / "run").metrics if row["kind"] == "round"]
+    assert [row["accepted"] for row in rows] == [4, 4, 4, 4]
 
 
 def test_the_next_yardstick_is_the_median_of_norms_per_root_of_steps() -> None:

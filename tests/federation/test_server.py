@@ -148,6 +148,33 @@ def test_those_who_failed_are_asked_again_when_too_few_replied() -> None:
     assert report.accepted == 4
 
 
+def test_work_that_was_refused_is_not_asked_for_again_and_is_counted_still() -> None:
+    def refused(client: int, task: Task) -> Reply:
+        return failed(client, task, Reason.REFUSED, "too long")
+
+    tries = itertools.count()
+
+    def at_second(client: int, task: Task) -> Reply:
+        return honest(client, task) if next(tries) else failed(client, task, Reason.LOST, "gone")
+
+    party = Party({1: refused, 2: at_second})
+    report = serve(party, retries=5, min_replies=1).play_round
+    with pytest.raises(FederationError, match=r"only 3 of 4 .* 1 refused, the first: too long"):
+        report()
+    assert party.asked == [[0, 1, 2, 3], [2]]
+
+
+def test_a_task_says_how_long_updates_may_be_once_that_is_known() -> None:
+    party = Party()
+    server = serve(party, max_norm_ratio=7.0)
+    for _ in range(2):
+        server.play_round()
+    norms = sorted(
+        float(delta(k, 0).norm()) / math.sqrt(honest(k, party.tasks[0]).steps) for k in range(4)
+    )
+    assert [task.limit for task in party.tasks] == pytest.approx([0.0, 7 * norms[1]])
+
+
 def test_a_round_with_too_few_replies_ends_the_run_and_moves_nothing() -> None:
     def lost(client: int, task: Task) -> Reply:
         return failed(client, task, Reason.LOST, "the line is dead")

@@ -1,7 +1,7 @@
 """A client's local work: what it trains on, what it sends, what it keeps, how it is judged."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -266,14 +266,14 @@ def test_the_adapted_encoder_is_one_sgd_step_from_theta_at_the_base_rate(
     host = build(algorithm={"name": "la-ssfl"}, local={"lr": 0.05})
     trainer = host.trainer
     batches: list[Batch] = []
-    make = trainer._batches
+    make = trainer._in_parts
 
-    def keep(*args: Any) -> list[Batch]:
-        made = make(*args)
-        batches.extend(made)
-        return made
+    def keep(*args: Any) -> Iterator[list[Batch]]:
+        for made in make(*args):
+            batches.extend(made)
+            yield made
 
-    monkeypatch.setattr(trainer, "_batches", keep)
+    monkeypatch.setattr(trainer, "_in_parts", keep)
     last_round = task(trainer, round_=9, rate=0.0, progress=1.0)  # the schedule is at its end
     encoder = trainer.encoder(0, last_round, ClientState(), host.data.train_indices(0))
     method = plain_method(host, tiny(), last_round.theta)
@@ -579,10 +579,11 @@ def test_a_client_learns_the_same_whoever_was_served_before(
     build: Callable[..., Host], algorithm: str, method: str
 ) -> None:
     heads = {"projector_width": 16, "predictor_width": 8}
+    correction = "scaffold" if ALGORITHMS[algorithm].sends else "none"
     sections = {
         "algorithm": {"name": algorithm},
         "ssl": {"method": method, **heads},
-        "local": {"correction": "scaffold", "keep_momentum": True},
+        "local": {"correction": correction, "keep_momentum": True},
     }
     control = torch.full((build(**sections).trainer.layout.trainable,), 1e-3)
     alone = run(build(**sections), 0, control=control)
@@ -633,6 +634,45 @@ def test_whatever_goes_wrong_at_a_client_is_a_typed_failure_and_keeps_its_old_st
     assert bad.failure is not None
     assert bad.failure.reason is Reason.ERROR
     assert "the disk burns" in bad.failure.detail
+    assert host.store.get(0, before=2) is kept
+
+
+SPOILS = {
+    "not finite": (float("nan"), 0.0, "what it learned is not finite"),
+    "far too long": (1e6, 1e-3, "over the limit"),
+}
+KEEPERS: list[dict[str, Any]] = [
+    {"algorithm": {"name": "per-ssfl"}},
+    {"algorithm": {"name": "fedema"}},
+    {"local": {"keep_momentum": True}},
+    {"local": {"batch_norm": "fedbn"}},
+    {"local": {"correction": "scaffold"}},
+    {"ssl": {"method": "moco", "queue": 64}},
+]
+
+
+@pytest.mark.parametrize("sections", KEEPERS, ids=str)
+@pytest.mark.parametrize("accident", SPOILS)
+def test_a_client_keeps_nothing_of_work_that_an_accident_has_spoilt(
+    build: Callable[..., Host],
+    monkeypatch: pytest.MonkeyPatch,
+    accident: str,
+    sections: dict[str, Any],
+) -> None:
+    factor, limit, words = SPOILS[accident]
+    host = build(**sections)
+    control = torch.zeros(host.trainer.layout.trainable)
+    assert host.handle(0, task(host.trainer, control=control)).failure is None
+    kept = host.store.get(0, before=1)
+    assert kept.tensors()
+    for learner in host.trainer.models.learners:
+        loss = learner.passes.loss
+        hurt = replace(learner.passes, loss=lambda outputs, loss=loss: loss(outputs) * factor)
+        monkeypatch.setattr(learner, "passes", hurt)
+    reply = host.handle(0, task(host.trainer, round_=1, limit=limit, control=control))
+    assert reply.failure is not None
+    assert reply.failure.reason is Reason.REFUSED
+    assert words in reply.failure.detail
     assert host.store.get(0, before=2) is kept
 
 

@@ -632,7 +632,7 @@ def test_where_theta_has_diverged_the_clients_own_encoders_are_judged_all_the_sa
 
 
 def test_where_all_have_diverged_an_evaluation_says_so_and_has_no_figures(tmp_path: Path) -> None:
-    run = trained(tmp_path, "local-only", local={"lr": 1e30}, server={"rounds": 1})
+    run = trained(tmp_path, "local-only", local={"lr": 1e9, "steps": 1}, server={"rounds": 1})
     judged = evaluate(run, list(PROTOCOLS), options=QUICK)
     assert judged.scores == []
     assert len([note for note in judged.notes if "diverged" in note]) == 4

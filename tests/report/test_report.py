@@ -440,14 +440,16 @@ def test_where_nothing_is_shared_no_figure_is_of_a_shared_encoder(
 
 
 def test_clients_who_collapse_alone_are_warned_of(tmp_path: Path) -> None:
-    mad = {"lr": 1e30}
+    mad = {"lr": 1e9, "steps": 1}
     config = tiny(algorithm={"name": "local-only"}, local=mad, server={"rounds": 1})
     run = train(config, out=tmp_path / "run")
     assert "features are not finite" in run.final["warning"]
 
 
 def test_a_run_that_has_diverged_has_a_page_that_says_so(tmp_path: Path) -> None:
-    config = tiny(algorithm={"name": "local-only"}, local={"lr": 1e30}, server={"rounds": 1})
+    config = tiny(
+        algorithm={"name": "local-only"}, local={"lr": 1e9, "steps": 1}, server={"rounds": 1}
+    )
     page = write_report(train(config, out=tmp_path / "run"))
     assert "Training has diverged" in page.read_text(encoding="utf-8")
 

@@ -7,6 +7,7 @@ step and which client it belongs to just now is the trainer's business.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,6 +21,15 @@ from ssfl.ssl.base import Batch, Method, Outputs
 
 Weights = dict[str, Tensor]
 Forward = Callable[[Batch, Weights | None], Outputs]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What a step is made of, in the form an engine has given it."""
+
+    forward: Forward
+    loss: Callable[[Outputs], Tensor]
+    update: Callable[[Tensor], None]
 
 
 class Learner:
@@ -38,7 +48,6 @@ class Learner:
         self.progress = torch.zeros((), device=device)
         self.share = 1.0  # of the step's images that the micro-batch at hand holds
         self.last = True  # the micro-batch at hand completes the step
-        self.disturbed = False  # steps were made since the last reset
         self.drift: Tensor | None = None
         self._paces: Tensor | None = None
         self._anchor: Tensor | None = None
@@ -46,20 +55,31 @@ class Learner:
         self._options = options
         self._names = [e.name for e in self.flat.layout.entries if e.kind in TRAINABLE]
         self._decay = None if options.decay_norms else self._decay_of_each()
-        self._constant_rate = self._predictor() if options.predictor_rate == "constant" else None
-        self.forward: Forward = self._forward
-        self.update: Callable[[Tensor], None] = self._update
-        self.loss: Callable[[Outputs], Tensor] = method.loss
+        self._steady = self._predictor() if options.predictor_rate == "constant" else None
+        # The rate of every number, where they are not all one.
+        self._rates = self.rate if self._steady is None else torch.zeros_like(self.flat.gradient)
+        self.plain = self.passes = Passes(self._forward, method.loss, self._update)
 
     def __call__(self, batch: Batch, weights: Weights | None = None) -> Outputs:
         """Projections and predictions, with weights other than the model's own if given."""
-        return self.forward(batch, weights)
+        return self.passes.forward(batch, weights)
+
+    def loss(self, outputs: Outputs) -> Tensor:
+        """The method's loss."""
+        return self.passes.loss(outputs)
 
     def _forward(self, batch: Batch, weights: Weights | None) -> Outputs:
         if weights is None:
             outputs: Outputs = self.method(batch)
             return outputs
         return functional_call(self.method, weights, (batch,))  # type: ignore[no-any-return]
+
+    def go_at(self, rate: float) -> None:
+        """Descend at this rate from now on; a predictor whose rate is constant, at its own."""
+        self.rate.fill_(rate)
+        self._rates.fill_(rate)
+        if self._steady is not None:
+            self._rates[self._steady] = self._options.lr
 
     def stand_at(self, progress: float) -> None:
         """How much of the experiment, 0 to 1, lies behind the steps to come. The method is told
@@ -84,7 +104,6 @@ class Learner:
 
     def descend(self, loss: Tensor) -> None:
         """θ ← θ − β ∇ loss, once all micro-batches of the step are in."""
-        self.disturbed = True
         (loss * self.share).backward()  # type: ignore[no-untyped-call]
         if not self.last:
             return
@@ -98,7 +117,7 @@ class Learner:
                 gradient.add_(self.drift)
             if self._anchor is not None:
                 gradient.add_(self.flat.trainable - self._anchor, alpha=self._pull)
-            self.update(gradient)
+            self.passes.update(gradient)
             self.method.after_step(self.progress)
 
     def _update(self, gradient: Tensor) -> None:
@@ -109,13 +128,7 @@ class Learner:
         elif options.weight_decay:
             gradient.add_(theta, alpha=options.weight_decay)
         self.momentum.mul_(options.momentum).add_(gradient)
-        if self._constant_rate is None:
-            theta.addcmul_(self.momentum, self.rate, value=-1)
-        else:
-            start, stop = self._constant_rate
-            theta[:start].addcmul_(self.momentum[:start], self.rate, value=-1)
-            theta[start:stop].add_(self.momentum[start:stop], alpha=-options.lr)
-            theta[stop:].addcmul_(self.momentum[stop:], self.rate, value=-1)
+        theta.addcmul_(self.momentum, self._rates, value=-1)
         gradient.zero_()
 
     def weights(self) -> Weights:
@@ -126,14 +139,14 @@ class Learner:
     def inner_step(self, weights: Weights, loss: Tensor, *, second_order: bool) -> Weights:
         """θ' ← θ' − β ∇_θ' loss, differentiable through ∇ only if `second_order`."""
         gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=second_order)
-        rate = self.rate
+        rate = self._rates
         if self._options.max_gradient:
             rate = rate * self._shortening(gradients)
-        moves = dict(zip(weights, gradients, strict=True))
         if self._paces is not None:
-            paces = self.flat.layout.tensors(self._paces)
-            moves = {name: gradient * paces[name] for name, gradient in moves.items()}
-        return {name: weight - rate * moves[name] for name, weight in weights.items()}
+            rate = rate * self._paces
+        rates = dict.fromkeys(weights, rate) if rate.ndim == 0 else self.flat.layout.tensors(rate)
+        moves = dict(zip(weights, gradients, strict=True))
+        return {name: weight - rates[name] * moves[name] for name, weight in weights.items()}
 
     def _shortening(self, gradients: Sequence[Tensor]) -> Tensor:
         """What brings a gradient, in parts, down to the longest allowed; 1 if it is shorter."""
@@ -145,33 +158,31 @@ class Learner:
 
     def mean_gradient(self, start: Tensor, steps: int) -> Tensor:
         """The gradient that, met at every one of `steps` steps from `start`, would lead here."""
-        mean = (start - self.flat.trainable) / effective_steps(steps, self._options.momentum)
-        if self._constant_rate is None:
-            return mean / self.rate
-        rates = self.rate.expand_as(mean).clone()
-        rates[slice(*self._constant_rate)] = self._options.lr
-        return mean / rates
+        steps_in_all = effective_steps(steps, self._options.momentum)
+        return (start - self.flat.trainable) / steps_in_all / self._rates
 
     def reset(self, momentum: Tensor | None = None) -> None:
         """Forget the last client: no gradient, no drift, momentum zero or as given."""
-        if self.disturbed:
-            self.flat.gradient.zero_()
+        self.flat.gradient.zero_()
+        if momentum is None:
             self.momentum.zero_()
-        if momentum is not None:
+        else:
             self.momentum.copy_(momentum)
-        self.disturbed = momentum is not None
         if self.drift is not None:
             self.drift.zero_()  # in place: a captured step goes on reading it
 
     @contextmanager
-    def at_rate(self, rate: float) -> Iterator[None]:
-        """Descend with another rate for a while (adaptation at inference has its own)."""
-        before = self.rate.clone()
-        self.rate.fill_(rate)
+    def adapting(self, rate: float) -> Iterator[None]:
+        """Descend as at inference: all of it at this rate, held to nothing, in plain passes (a few
+        steps are not worth compiling, and compiling could fail where nobody expects it)."""
+        passes, anchor, rates = self.passes, self._anchor, self._rates.clone()
+        self.passes, self._anchor = self.plain, None
+        self._rates.fill_(rate)
         try:
             yield
         finally:
-            self.rate.copy_(before)
+            self.passes, self._anchor = passes, anchor
+            self._rates.copy_(rates)
 
     def _decay_of_each(self) -> Tensor:
         """Weight decay number by number: none of what has one dimension, scales, shifts, biases."""
@@ -181,7 +192,7 @@ class Learner:
                 decay[entry.range] = self._options.weight_decay
         return decay
 
-    def _predictor(self) -> tuple[int, int] | None:
+    def _predictor(self) -> slice | None:
         prefix = self.method.predictor_prefix
         if prefix is None:
             return None
@@ -195,7 +206,7 @@ class Learner:
                 f"{type(self.method).__name__} has no tensor whose name begins with {prefix!r}, "
                 "its predictor_prefix"
             )
-        return ranges[0].start, ranges[-1].stop
+        return slice(ranges[0].start, ranges[-1].stop)
 
 
 def effective_steps(steps: int, momentum: float) -> float:

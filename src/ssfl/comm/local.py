@@ -12,6 +12,8 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+import torch
+
 from ssfl.comm.pull import Job
 from ssfl.config import Config
 from ssfl.federation.client import Host
@@ -92,7 +94,13 @@ class LocalCommunicator:
 
     def _start(self, task: Task, client: int) -> None:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(len(self._hosts), "ssfl-client")
+            # Or a thread would have as many torch threads as another has just set for itself.
+            self._pool = ThreadPoolExecutor(
+                len(self._hosts),
+                "ssfl-client",
+                initializer=torch.set_num_threads,
+                initargs=(torch.get_num_threads(),),
+            )
         self._jobs[self._pool.submit(self._handle, client, task)] = Job(client, task)
 
     def _handle(self, client: int, task: Task) -> Reply:

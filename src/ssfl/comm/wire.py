@@ -72,6 +72,7 @@ class _TaskHeader(_Header):
     rate: Finite
     progress: Finite
     durable: Count
+    limit: Finite
     folded: Annotated[dict[Count, Count], Field(max_length=MAX_CLIENTS)]
 
 
@@ -109,6 +110,7 @@ def encode_task(task: Task) -> Message:
         rate=task.rate,
         progress=task.progress,
         durable=task.durable,
+        limit=task.limit,
         folded=task.folded,
         vectors=names,
     )
@@ -129,6 +131,7 @@ def decode_task(header: Buffer, vectors: Sequence[Buffer]) -> Task:
         rate=facts.rate,
         progress=facts.progress,
         durable=facts.durable,
+        limit=facts.limit,
         folded=facts.folded,
         control=tensors.get("control"),
     )

@@ -128,11 +128,18 @@ class Config(Section):
                 "group norm keeps no statistics that could be frozen: "
                 "set local.freeze_statistics = 1, or model.norm = 'batch'"
             )
+        if self.local.freeze_statistics < 1 and self.local.batch_norm == "fedbn":
+            raise ValueError(
+                "with fedbn a client has statistics of its own, and none before its first round: "
+                "set local.freeze_statistics = 1, or local.batch_norm = 'shared'"
+            )
         if self.local.freeze_statistics < 1 and self.local.keep_momentum:
             raise ValueError(
                 "momentum from before statistics are frozen would be far too long after: "
                 "set local.keep_momentum = false, or local.freeze_statistics = 1"
             )
+        if not algorithm.sends:
+            self._refuse_what_is_for_updates()
         solarize = self.views.solarize
         if solarize is not None and len(solarize) not in (1, method.views):
             raise ValueError(
@@ -140,6 +147,21 @@ class Config(Section):
                 f"each of the {method.views} that ssl.method {self.ssl.method!r} takes"
             )
         return self
+
+    def _refuse_what_is_for_updates(self) -> None:
+        """Where clients send nothing, nothing that is about a Θ of them all does anything."""
+        sections: tuple[tuple[str, Section, tuple[str, ...]], ...] = (
+            ("local", self.local, ("correction", "batch_norm", "freeze_statistics")),
+            ("server", self.server, ("optimizer", "aggregation", "updates", "late")),
+        )
+        for section, options, names in sections:
+            for name in names:
+                default = type(options).model_fields[name].default
+                if getattr(options, name) != default:
+                    raise ValueError(
+                        f"clients of algorithm {self.algorithm.name!r} send nothing, which "
+                        f"{section}.{name} could be about: leave it at {default!r}"
+                    )
 
 
 CHOICES: dict[str, tuple[str, Registry]] = {

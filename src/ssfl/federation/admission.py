@@ -3,6 +3,10 @@
 One broken or hostile client must not spoil Θ; what is refused is counted and logged with its
 client's id, and the round goes on. Where a site sends the mean of its clients' updates, the site
 lets each of them in, and the server their mean.
+
+An honest client asks the same of its own work before anything is sent or kept (`too_long`). What
+would be refused, it does not keep either: momentum, a queue or a personal model that an accident
+has spoilt would spoil all of its later rounds.
 """
 
 import math
@@ -14,15 +18,32 @@ from torch import Tensor
 from ssfl.federation.known import Known
 from ssfl.federation.messages import Failure, Reason, Reply, Task, failed, when
 
-_RUNAWAY = "if all are so, lower local.lr or server.lr"
+RUNAWAY = "if all are so, lower local.lr or server.lr"
+FLOOR = 0.1
+"""An update this much shorter than Θ is never absurd, however short those before it were: a first
+step may have no gradient (MoCo's queue is empty then) and be weight decay alone."""
+
+
+def too_long(norm: float, limit: float) -> str | None:
+    """What is wrong with an update of this length, in words."""
+    if not norm < math.inf:  # NaN fails this too
+        return f"its update is not finite ({RUNAWAY})"
+    if norm > limit:
+        return f"its update's norm is {norm:.3g}, over the limit of {limit:.3g} ({RUNAWAY})"
+    return None
+
+
+def longest(limit: float, steps: float, theta_norm: float) -> float:
+    """How long an update of so many steps may be, given the limit for each √step."""
+    return max(limit * math.sqrt(max(1.0, steps)), FLOOR * theta_norm)
 
 
 class Admission:
     """Checks replies to training tasks; remembers how large honest updates have been.
 
-    The yardstick is the median, over the last round's accepted updates, of norm/√steps: a client
-    of a hundred steps goes further than one of a single step, about as a random walk does. Before
-    there is one, an update is measured by the norm of Θ itself. It is part of a checkpoint.
+    The yardstick is the median, over the updates let in during the last round, of norm/√steps: a
+    client of a hundred steps goes further than one of a single step, about as a random walk does.
+    Before there is one, an update is measured by the norm of Θ itself. It is part of a checkpoint.
     SCAFFOLD's Δc_k = −Δ_k/(a_k β) − c has the same one, since an update says how long it can be.
     """
 
@@ -31,7 +52,12 @@ class Admission:
         self.yardstick = 0.0
         self._known: Known | None = None
         self._norms: list[float] = []
-        self._first_limit: float | None = None
+        self._theta_norm: float | None = None
+
+    @property
+    def limit(self) -> float:
+        """The longest update for each √step, once there is a yardstick."""
+        return self.max_ratio * self.yardstick
 
     def admit(self, reply: Reply, task: Task) -> Reply:
         """The reply itself, or the same client's refusal with the reason in words."""
@@ -51,7 +77,7 @@ class Admission:
         """Forget what was admitted to a round that was broken off. A site, which counts its own
         clients' work, needs no second word on it; a server holds replies against what is `known`.
         """
-        self._known, self._norms, self._first_limit = known, [], None
+        self._known, self._norms, self._theta_norm = known, [], None
 
     def close_round(self) -> None:
         """Take this round's median as the next yardstick."""
@@ -73,12 +99,9 @@ class Admission:
             return "its update has another layout than the model"
         norm = float(torch.linalg.vector_norm(reply.delta))
         norm *= reply.joint.effective_steps if reply.joint else 1  # FedNova's mean is per step
-        if not norm < float("inf"):  # NaN fails this too
-            return f"its update is not finite ({_RUNAWAY})"
-        limit = self._limit(reply, task.theta)
-        if norm > limit:
-            return f"its update's norm is {norm:.3g}, over the limit of {limit:.3g} ({_RUNAWAY})"
-        self._norms.append(norm / _reach(reply))
+        if words := too_long(norm, self._limit(reply, task.theta)):
+            return words
+        self._norms.append(norm / math.sqrt(_steps(reply)))
         return None
 
     def _objection_to_control(self, reply: Reply, task: Task) -> str | None:
@@ -100,14 +123,14 @@ class Admission:
         return None
 
     def _limit(self, reply: Reply, theta: Tensor) -> float:
-        """How long an update may be; the norm of Θ is taken once a round, and only if needed."""
-        if self.yardstick:
-            return self.max_ratio * self.yardstick * _reach(reply)
-        if self._first_limit is None:
-            self._first_limit = self.max_ratio * float(torch.linalg.vector_norm(theta))
-        return self._first_limit
+        """How long an update may be; the norm of Θ is taken once a round."""
+        if self._theta_norm is None:
+            self._theta_norm = float(torch.linalg.vector_norm(theta))
+        if not self.yardstick:
+            return self.max_ratio * self._theta_norm
+        return longest(self.limit, _steps(reply), self._theta_norm)
 
 
-def _reach(reply: Reply) -> float:
-    """√steps of the reply's client, or of its clients on average."""
-    return math.sqrt(max(1.0, reply.steps / len(reply.clients)))
+def _steps(reply: Reply) -> float:
+    """Those of the reply's client, or of its clients on average."""
+    return max(1.0, reply.steps / len(reply.clients))

@@ -16,9 +16,10 @@ from ssfl.evaluation.health import ROWS
 from ssfl.evaluation.knn import knn_accuracy
 from ssfl.evaluation.options import EvaluationOptions
 from ssfl.evaluation.spread import thin
+from ssfl.federation.admission import RUNAWAY, longest, too_long
 from ssfl.federation.messages import Reason, Reply, Task, TaskKind, failed
 from ssfl.federation.store import StateStore
-from ssfl.federation.trainer import Trainer
+from ssfl.federation.trainer import Result, Trainer
 from ssfl.federation.wellbeing import on_record, wellbeing
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,16 @@ class Host:
         return Client(client, self).handle(task)
 
 
+def _objection(result: Result, task: Task) -> str | None:
+    """Why a client's work should neither be kept nor sent, in words."""
+    if not result.finite:
+        return f"what it learned is not finite ({RUNAWAY})"
+    if not task.limit:
+        return None
+    theta_norm = float(torch.linalg.vector_norm(task.theta))
+    return too_long(result.norm, longest(task.limit, result.steps, theta_norm))
+
+
 class Client:
     """One client's answer to tasks. Labels and images stay in here."""
 
@@ -79,6 +90,8 @@ class Client:
         state = store.get(self.id, before=task.round)
         indices = host.data.train_indices(self.id)
         result = host.trainer.train(self.id, task, state, indices)
+        if words := _objection(result, task):
+            return failed(self.id, task, Reason.REFUSED, words)
         store.put(self.id, task.round + 1, result.state)
         return Reply(
             self.id,

@@ -6,6 +6,7 @@ batch, and both views go through a network at once. On a CPU a step is just call
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
@@ -82,17 +83,19 @@ class Engine:
         if self.device.type == "cuda":
             learner.method.see_views_in_one_pass()
         if self.autocast is not None:
-            learner.forward = _cast(learner.forward, self.device.type, self.autocast)
-        learner.update = self.compiled(learner.update)
+            cast = _cast(learner.plain.forward, self.device.type, self.autocast)
+            learner.plain = replace(learner.plain, forward=cast)
+        plain = learner.plain
+        learner.passes = replace(plain, update=self.compiled(plain.update))
         if algorithm.differentiates_twice:
             return  # compiled code cannot be differentiated twice; it is captured all the same
         if self.compile:
-            learner.forward = self._fast(learner, images)
-            learner.loss = self.compiled(learner.loss, lambda outputs: outputs.z.shape[1] == images)
+            loss = self.compiled(plain.loss, lambda outputs: outputs.z.shape[1] == images)
+            learner.passes = replace(learner.passes, forward=self._fast(learner, images), loss=loss)
 
     def _fast(self, learner: Learner, images: int) -> Forward:
         own = Unpacked(learner.flat, self.autocast or torch.float32)
-        fast, plain = self.compiled(learner.forward), learner.forward
+        fast, plain = self.compiled(learner.plain.forward), learner.plain.forward
         statistics = Ledger(learner.method)
 
         def forward(batch: Batch, weights: Weights | None) -> Outputs:
@@ -135,7 +138,9 @@ class Engine:
 
 def _cast(forward: Forward, device: str, precision: torch.dtype) -> Forward:
     def run(batch: Batch, weights: Weights | None) -> Outputs:
-        with torch.autocast(device, precision):
+        # Casts are kept for all threads in one place, and any of them empties it. Whether two views
+        # share one, and add their gradients in lower precision, would depend on who comes when.
+        with torch.autocast(device, precision, cache_enabled=False):
             return forward(batch, weights)
 
     return run

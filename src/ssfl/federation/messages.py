@@ -48,6 +48,8 @@ class Task:
     """Share of the experiment that is done, 0 to 1."""
     durable: int = 0
     """Rounds completed at the last checkpoint: older personal states will not be asked for."""
+    limit: float = 0.0
+    """The longest update for each √step that the server lets in (0: it does not know yet)."""
     control: Tensor | None = None
     """SCAFFOLD's server control variate c."""
     folded: dict[int, int] = field(default_factory=dict)

@@ -67,6 +67,11 @@ class Round:
     def enough(self) -> bool:
         return self.report.accepted >= self.needed
 
+    def may_yet_come(self, client: int) -> bool:
+        """Its work failed, and might not if it were asked again."""
+        failure = self.failures.get(client)
+        return failure is not None and failure.reason is not Reason.REFUSED
+
     def take(self, reply: Reply) -> None:
         """Count a reply to this round's task, unless it is of a spare that nobody needs."""
         if reply.failure is not None:

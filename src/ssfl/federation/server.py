@@ -135,13 +135,15 @@ class Server:
     def _collect(
         self, round_: Round, asked: Sequence[int], on_reply: Callable[[Reply], None]
     ) -> None:
-        """Fold replies in the order asked; where too few count, ask those that failed again."""
+        """Fold replies in the order asked; where too few count, ask those that failed again. What
+        was refused would come to the same."""
         waiting = list(asked)
         for _ in range(1 + self._options.retries):
-            round_.failures = {}
+            for client in waiting:
+                round_.failures.pop(client, None)
             for reply in in_order(self._replies(round_, waiting, on_reply), waiting):
                 round_.take(reply)
-            waiting = [client for client in waiting if client in round_.failures]
+            waiting = [client for client in waiting if round_.may_yet_come(client)]
             if round_.enough or not waiting:
                 break
         if self._options.late == "discount":
@@ -216,7 +218,9 @@ class Server:
     def _training(self, clients: Sequence[int]) -> Task:
         """The task of a round, with SCAFFOLD's c and what of these clients is in it."""
         folded = {client: self._folded[client] for client in clients if client in self._folded}
-        return replace(self._task(TaskKind.TRAIN), control=self._control, folded=folded)
+        task = self._task(TaskKind.TRAIN)
+        limit = self._admission.limit
+        return replace(task, control=self._control, folded=folded, limit=limit)
 
     def _task(self, kind: TaskKind) -> Task:
         return Task(

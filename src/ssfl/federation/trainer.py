@@ -5,7 +5,7 @@ precision and the learning rate live here; what a step does is the algorithm's b
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Event
@@ -38,6 +38,10 @@ class Result:
     state: ClientState
     steps: int
     metrics: dict[str, float]
+    norm: float
+    """How long Δ is (0 where nothing is sent)."""
+    finite: bool
+    """So are Δ and all that the client would keep."""
     control: Tensor | None = None
 
 
@@ -101,8 +105,6 @@ class Trainer:
             self._step.ready(plan[0], uniforms[0])
         memory = self._load(client, task, theta, state)
         totals = torch.zeros(len(self.algorithm.metrics), device=device)
-        for learner in self.models.learners:
-            learner.disturbed = learner.disturbed or len(plan) > 0  # a replay does not say so
         for index, numbers in zip(plan, uniforms, strict=True):
             if self.stop.is_set():
                 raise KeyboardInterrupt
@@ -111,13 +113,19 @@ class Trainer:
         kept = self._drift.finish(task, self._state(memory), len(plan))
         for tensor in (delta, self._drift.change):
             self._lane.hand_over(tensor)
-        # Reading the metrics waits for all of the above: the one time that a client's work does.
-        values = (totals / max(len(plan), 1)).tolist()
+        norm = torch.zeros((), device=device) if delta is None else torch.linalg.vector_norm(delta)
+        kept_numbers = [t.sum() for t in kept.tensors().values() if t.is_floating_point()]
+        finite = torch.stack([norm, *kept_numbers]).isfinite().all()
+        told = torch.cat([totals / max(len(plan), 1), torch.stack([norm, finite.to(norm)])])
+        # Reading it waits for all of the above: the one time that a client's work does.
+        *values, norm_, finite_ = told.tolist()
         return Result(
             delta=delta,
             state=kept,
             steps=len(plan),
             metrics=dict(zip(self.algorithm.metrics, values, strict=True)),
+            norm=norm_,
+            finite=bool(finite_),
             control=self._drift.change,
         )
 
@@ -178,16 +186,14 @@ class Trainer:
         draws = torch_generator(
             self.seed, "adapt-views", task.round, client, device=self.engine.device
         )
-        with learner.at_rate(algorithm.adapt_rate(self.local.lr)):
+        with learner.adapting(algorithm.adapt_rate(self.local.lr)):
             for step in range(algorithm.adapt_steps):
                 learner.reset()  # plain SGD: no momentum from step to step
                 order = torch_generator(self.seed, "adapt-batches", task.round, client, step)
                 chosen = indices[torch.randperm(len(indices), generator=order)][: self.local.batch]
                 index = chosen.to(self.engine.device).unsqueeze(0)
                 uniforms = self._uniforms(index, draws)
-                for part, share, last in self._micro_batches(index.shape[1]):
-                    learner.share, learner.last = share, last
-                    (batch,) = self._batches(index[:, part], uniforms[:, :, part])
+                for (batch,) in self._in_parts(index, uniforms, self.views):
                     algorithm.adapt(self.models, batch)
 
     def _plan(self, client: int, round_: int, indices: Tensor) -> Tensor:
@@ -220,10 +226,7 @@ class Trainer:
     def _one_step(self, index: Tensor, uniforms: Tensor) -> Tensor:
         """One iteration of the algorithm, in one piece or in micro-batches."""
         totals = torch.zeros(len(self.algorithm.metrics), device=index.device)
-        for part, share, last in self._micro_batches(index.shape[1]):
-            for learner in self.models.learners:
-                learner.share, learner.last = share, last
-            batches = self._batches(index[:, part], uniforms[:, :, part])
+        for batches in self._in_parts(index, uniforms, self._make_views):
             values = self.algorithm.step(self.models, *batches)
             tensors = isinstance(values, tuple) and all(isinstance(v, Tensor) for v in values)
             if not tensors or len(values) != len(totals):
@@ -231,17 +234,23 @@ class Trainer:
                     "an algorithm's step must return a tuple, with a tensor for each of its "
                     f"metrics ({', '.join(self.algorithm.metrics)})"
                 )
-            totals += torch.stack([value.float() for value in values]) * share
+            totals += torch.stack([value.float() for value in values]) * self.models.global_.share
         return totals
 
-    def _batches(self, index: Tensor, uniforms: Tensor) -> list[Batch]:
+    def _in_parts(
+        self, index: Tensor, uniforms: Tensor, make_views: Callable[[Tensor, Tensor], Tensor]
+    ) -> Iterator[list[Batch]]:
+        """A step's batches, micro-batch by micro-batch; the learners know which is at hand."""
         pixels, labels = self._images.pixels, self._images.labels
         if not self.models.global_.method.needs_labels:
             labels = None
-        return [
-            Batch(self._make_views(pixels[rows], drawn), None if labels is None else labels[rows])
-            for rows, drawn in zip(index, uniforms, strict=True)
-        ]
+        for part, share, last in self._micro_batches(index.shape[1]):
+            for learner in self.models.learners:
+                learner.share, learner.last = share, last
+            yield [
+                Batch(make_views(pixels[rows], drawn), None if labels is None else labels[rows])
+                for rows, drawn in zip(index[:, part], uniforms[:, :, part], strict=True)
+            ]
 
     def _micro_batches(self, images: int) -> list[tuple[slice, float, bool]]:
         """Near-equal parts of a batch: (which images, their share of it, is it the last)."""
@@ -273,7 +282,7 @@ class Trainer:
             else:  # θ_k starts as the Θ its client is first sent
                 models.personal.flat.vector.copy_(models.global_.flat.vector)
         for learner in models.learners:
-            learner.rate.fill_(task.rate)
+            learner.go_at(task.rate)
             learner.stand_at(task.progress)
         self._drift.begin(client, task, state)
         return memory

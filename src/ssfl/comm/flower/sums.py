@@ -42,6 +42,7 @@ class Sums:
         self, task: Task, clients: Sequence[int], deadline: float | None = None
     ) -> Iterator[Reply]:
         """Failures one by one, then one reply for all others; evaluations stay single."""
+        task = replace(task, limit=self._admission.limit)
         replies = self._local.exchange(task, clients, deadline)
         if task.kind is not TaskKind.TRAIN or not clients:
             yield from replies
