@@ -619,6 +619,55 @@ def test_arms_that_cost_the_same_are_timed_once_and_nothing_is_left_behind(
     assert not list((tmp_path / "costs" / "runs").glob("timing-*"))
 
 
+def wild_and_tame(folder: Path, *settings: str) -> Path:
+    """Two arms; all updates of the first are refused."""
+    path = folder / "wild-and-tame.toml"
+    head = 'title = "Wild and tame"\nrepeats = "nothing"\nrounds = 50\nfigures = ["global_knn"]\n'
+    arms = {"wild": [*SMALL, "local.lr=1e30", *settings], "tame": SMALL}
+    path.write_text(
+        head
+        + "".join(
+            f'[[arms]]\nname = "{name}"\nlabel = "{name.title()}"\nrecipe = "digits"\n'
+            f"settings = {json.dumps(given)}\n"
+            for name, given in arms.items()
+        )
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "timed"),
+    [((), {"wild", "tame"}), (("local.batch=7",), {"tame"})],
+    ids=["an arm that costs the same is timed", "nothing costs the same"],
+)
+def test_an_arm_that_fails_while_it_is_timed_is_named_and_costs_itself_alone(
+    tmp_path: Path, settings: tuple[str, ...], timed: set[str]
+) -> None:
+    path, seen = wild_and_tame(tmp_path, *settings), Seen()
+    found = reproduce(path, rounds=1, out=tmp_path, watch=seen)
+    assert [result.arm for result in found.results] == ["tame"]
+    assert [(left.arm, left.why[:7]) for left in found.unfinished] == [("wild", "failed:")]
+    plan = seen.planned[0]
+    assert set(plan.timings) == timed
+    (note,) = plan.notes
+    assert note.startswith("Wild failed while it was timed: round 1: only 0 of 3 clients replied")
+
+
+@pytest.mark.parametrize(
+    ("arms", "planned"), [([], "50 rounds fit"), (["wild"], "nothing could be timed: 50 rounds")]
+)
+def test_a_budget_is_planned_without_what_could_not_be_timed(
+    tmp_path: Path, arms: list[str], planned: str
+) -> None:
+    path, seen = wild_and_tame(tmp_path, "local.batch=7"), Seen()
+    reproduce(path, budget=1e9, out=tmp_path, arms=arms, watch=seen, dry_run=True)
+    failed, fitted = seen.planned[0].notes
+    assert failed.startswith("Wild failed while it was timed: ")
+    assert fitted.startswith(planned)
+    assert seen.planned[0].at_least
+    assert (seen.totals[0] is None) == bool(arms)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("20min", 1200), ("1h30min", 5400), ("0.5h", 1800)]
 )

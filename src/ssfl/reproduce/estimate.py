@@ -18,7 +18,7 @@ from typing import Any
 
 from ssfl.algorithms.options import LocalOptions
 from ssfl.config import Config, parse
-from ssfl.errors import ConfigError
+from ssfl.errors import ConfigError, FederationError
 from ssfl.experiment import Quiet, train
 from ssfl.federation.messages import Reply
 from ssfl.files import write_text
@@ -175,27 +175,33 @@ def measure_all(
     folder: Path,
     device: str,
     tell: Callable[[str, int, int], None],
-) -> dict[str, Timing]:
-    """The timing of every arm with something left to do, kept for the next call."""
+) -> tuple[dict[str, Timing], list[str]]:
+    """The timing of every arm with something left to do, kept for the next call; and a sentence on
+    each that could not be timed, for its clients fail: that is no reason not to run the others."""
     cache = folder / "timing.json"
     arms = {job.arm.name: job for job in reversed(jobs)}
     in_order = sorted(arms.items(), key=lambda item: jobs.index(item[1]))
-    found: dict[str, Timing] = {}
+    keys: dict[str, str] = {}
+    failed: list[str] = []
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="timing-", dir=folder) as own:
         for place, (name, job) in enumerate(in_order):
             tell(job.arm.label, place, len(arms))
             wanted = protocols(job)
-            key = _key(job.config, wanted, options, device)
-            known = _known(cache)
-            if key not in known:
+            key = keys[name] = _key(job.config, wanted, options, device)
+            if key in _known(cache):
+                continue
+            try:
                 taken = asdict(measure(job.config, wanted, options, Path(own) / name))
-                with alone(folder / ".timing.lock"):
-                    known = _known(cache) | {key: taken}
-                    write_text(cache, json.dumps(known, indent=2))
+            except FederationError as error:
+                failed.append(f"{job.arm.label} failed while it was timed: {error}")
+                continue
+            finally:
                 release()
-            found[name] = Timing(**known[key])
-    return found
+            with alone(folder / ".timing.lock"):
+                write_text(cache, json.dumps(_known(cache) | {key: taken}, indent=2))
+    known = _known(cache)  # what failed may cost the same as another arm, which did not
+    return {name: Timing(**known[key]) for name, key in keys.items() if key in known}, failed
 
 
 def _known(cache: Path) -> dict[str, Any]:
