@@ -683,6 +683,8 @@ def test_a_run_of_another_version_or_model_is_one_sentence(ssfl: Call, recipe: P
 
 
 def fill_the_disk_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has `what` in its path finds no room; it is written to a name that begins with a
+    dot, beside its own."""
     fsync = os.fsync
 
     def full(handle: int) -> None:
@@ -748,7 +750,7 @@ def test_figures_that_cannot_be_saved_are_shown_all_the_same(
     ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
-    fill_the_disk_for("evaluation.json", monkeypatch)
+    fill_the_disk_for("run/.", monkeypatch)
     answer = ssfl("evaluate", "run", "-p", "knn")
     assert_one_sentence(answer, "could not write run/evaluation.json", "No space left on device")
     assert re.search(r"kNN\b.* 0\.\d{4} ", answer[1])
@@ -762,7 +764,7 @@ def test_features_that_cannot_be_saved_leave_those_of_before(
     assert ssfl("embed", "run", "image.png", "-o", "features.npy")[0] == 0
     before = Path("features.npy").read_bytes()
     Image.new("L", (8, 8), 99).save("image.png")
-    fill_the_disk_for("features", monkeypatch)
+    fill_the_disk_for("/.", monkeypatch)
     answer = ssfl("embed", "run", "image.png", "-o", "features.npy")
     assert_one_sentence(answer, "could not write features.npy: No space left on device")
     assert Path("features.npy").read_bytes() == before

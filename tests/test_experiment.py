@@ -382,20 +382,26 @@ def test_the_record_is_only_appended_to_and_counts_no_round_twice(
 def test_what_the_record_says_is_on_disk_before_the_checkpoint_that_it_belongs_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fsync, durable = os.fsync, [""]
+    fsync, rename, durable, saved = os.fsync, os.replace, [""], []
 
     def noted(handle: int) -> None:
         fsync(handle)
         path = Path(os.readlink(f"/proc/self/fd/{handle}"))
-        if path.parent.name == "checkpoints":  # after a power cut, the record may be this and more
-            rounds = int(path.name.split("-")[1].split(".")[0])
-            assert durable[-1].count('"kind": "round"') == rounds
-        elif path.name == "metrics.jsonl":
+        if path.name == "metrics.jsonl":
             durable.append(path.read_text())
+
+    def in_place(temporary: Path, path: Path) -> None:
+        if path.parent.name == "checkpoints":  # after a power cut, the record may be this and more
+            saved.append(int(path.stem.split("-")[1]))
+            assert durable[-1].count('"kind": "round"') == saved[-1]
+        rename(temporary, path)
+
+    monkeypatch.setattr(os, "replace", in_place)
 
     monkeypatch.setattr(os, "fsync", noted)
     train(tiny(server={"rounds": 5}), out=tmp_path / "run")
-    assert len(durable) == 4  # at a checkpoint after 2, 4 and 5 rounds
+    assert saved == [2, 4, 5]
+    assert len(durable) == 4
 
 
 def test_a_run_does_not_go_back_further_than_its_clients_can(tmp_path: Path) -> None:
