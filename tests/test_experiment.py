@@ -42,6 +42,7 @@ from ssfl.federation.server import Server
 from ssfl.federation.trainer import Trainer
 from ssfl.files import write_text
 from ssfl.models.backbones import BACKBONES, Backbone
+from ssfl.report import write_report
 from ssfl.run import Run
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Batch, Method, MethodOptions, Outputs, negative_cosine
@@ -504,6 +505,23 @@ def test_a_place_that_two_ask_for_at_once_is_given_to_one(
     assert all("holds a run already" in str(error) for error in refused)
     Run(tmp_path / "chosen").withdraw()
     assert not (tmp_path / "chosen").exists()
+
+
+def test_a_run_finds_itself_when_the_working_directory_is_another_and_else_is_called_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = train(tiny(server={"rounds": 1}), out="mine")
+    assert (repr(run), run.way_on) == ("Run('mine')", "ssfl train --resume mine")
+    known = run.final
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run.final == known
+    assert run.checkpoint().rounds == 1
+    assert run.way_on == f"ssfl train --resume {tmp_path / 'mine'}"
+    assert write_report(run).is_file()
+    monkeypatch.chdir(tmp_path)
+    assert str(run.path) == "mine"
 
 
 def test_ctrl_c_while_the_run_directory_is_made_leaves_none(

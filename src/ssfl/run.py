@@ -44,12 +44,18 @@ class Run:
     """What `ssfl.train` returns, and what a path to a run directory opens as."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self._given, self._whole = Path(path), Path(path).absolute()
         if not (self.path / "config.toml").is_file():
             raise ConfigError(f"{self.path} is not a run directory: {_what_it_is(self.path)}")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """The run directory: as it was given, or whole where that leads elsewhere by now, since the
+        working directory is another."""
+        return self._given if self._given.absolute() == self._whole else self._whole
 
     @classmethod
     def create(cls, config: Config, path: str | Path | None = None) -> "Run":
