@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -659,6 +660,40 @@ def test_a_run_on_a_folder_of_images_is_judged_from_anywhere(
     monkeypatch.chdir(elsewhere)
     code, out, err = ssfl("evaluate", str(run), "-p", "health")
     assert code == 0, out + err
+
+
+def test_a_run_whose_name_is_no_text_is_refused_and_one_that_came_to_it_has_its_pages(
+    ssfl: Call, recipe: Path
+) -> None:
+    bad, shown = os.fsdecode(b"bad\xff"), "bad\N{REPLACEMENT CHARACTER}"
+    assert_one_sentence(ssfl("train", recipe, "--out", bad), f"{shown} is not in UTF-8", "--out")
+    assert not Path(bad).exists()
+    assert ssfl("train", recipe, "--out", "fine", "--no-report")[0] == 0
+    shutil.copytree("fine", bad)
+    code, out, err = ssfl("report", bad)
+    assert code == 0, err
+    assert "bad?/report.html" in out
+    assert f"<h1>{shown}</h1>" in Path(bad, "report.html").read_text()
+    code, _, err = ssfl("compare", bad, "fine", "--out", "both")
+    assert code == 0, err
+    assert 'href="../bad%FF/report.html"' in Path("both/comparison.html").read_text()
+    assert shown in Path("both/comparison.csv").read_text()
+    assert shown in Path("both/comparison.md").read_text()
+    assert_one_sentence(ssfl("evaluate", bad), "could not read", "not valid UTF-8")
+
+
+def test_a_path_of_images_that_is_no_text_is_refused_and_leaves_nothing_behind(
+    ssfl: Call, recipe: Path, tmp_path: Path
+) -> None:
+    folder_of_images(tmp_path / os.fsdecode(b"img\xff"), good=20, corrupt=0)
+    given = ["--set", "data.source=folder", "--set", os.fsdecode(b"data.path=img\xff")]
+    answer = ssfl("train", recipe, *given, "--out", "run")
+    assert_one_sentence(answer, "data.path: ", "/img\N{REPLACEMENT CHARACTER} is not in UTF-8")
+    assert not Path("run").exists()
+    study = 'title = "T"\nrepeats = ""\nfigures = ["global_knn"]\n[[arms]]\nname = "one"\n'
+    Path("own.toml").write_text(f'{study}label = "One"\nrecipe = "{recipe}"\n')
+    answer = ssfl("reproduce", "own.toml", "--no-timing", *given)
+    assert_one_sentence(answer, "is not in UTF-8")
 
 
 def test_a_run_of_another_version_or_model_is_one_sentence(ssfl: Call, recipe: Path) -> None:

@@ -537,6 +537,20 @@ def test_ctrl_c_while_the_run_directory_is_made_leaves_none(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_cannot_be_written_down_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    for place in (None, "runs/mine"):
+        with pytest.raises(CheckpointError, match="No space left"):
+            Run.create(tiny(), place)
+    assert not [*(tmp_path / "runs").iterdir()]
+
+
 def test_a_place_that_cannot_be_written_to_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

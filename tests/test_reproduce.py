@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import re
 import shutil
 import statistics
@@ -492,6 +493,17 @@ def test_a_budget_decides_the_rounds_and_says_so(whole: Whole, tmp_path: Path) -
     reproduce(whole.study, budget=20, watch=seen, **common)
     assert f"no room for {LEAST_ROUNDS} rounds" in seen.planned[1].notes[0]
     assert "the study: 800" in seen.planned[1].notes[0]
+
+
+def test_a_command_with_a_name_in_it_that_is_no_text_can_be_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / os.fsdecode(b"bad\xff")
+    folder.mkdir()
+    path, asked = write_study(folder), {"rounds": 1, "seeds": 1, "timing": False}
+    monkeypatch.setattr(sys, "argv", ["ssfl", "reproduce", str(path)])
+    found = reproduce(path, **asked, arms=["plain"], out=tmp_path)
+    assert "bad\N{REPLACEMENT CHARACTER}/tiny.toml" in found.results[0].command
 
 
 # Time

@@ -7,6 +7,7 @@ ends in one sentence and exit code 2.
 import logging
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import typer
@@ -103,6 +104,10 @@ def main() -> None:
     """Entry point: errors meant for people are one sentence on stderr and exit code 2."""
     from ssfl.errors import SSFLError
     from ssfl.interrupts import stoppable
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # a name that is no text ends nothing
 
     try:
         with stoppable():

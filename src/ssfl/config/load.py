@@ -9,6 +9,7 @@ from typing import Any
 
 from ssfl.config.schema import CHOICES, VERSION, Config, chosen
 from ssfl.config.settings import apply_setting, chooses
+from ssfl.data.decode import printable
 from ssfl.errors import ConfigError
 from ssfl.recipes import recipe, recipes
 from ssfl.section import Section, validated
@@ -48,8 +49,16 @@ def with_whole_paths(config: Config) -> Config:
     changes: dict[str, Section] = {}
     for name, section, key in (("data", config.data, "path"), ("server", config.server, "start")):
         path = getattr(section, key, None)
-        if isinstance(path, Path) and path.expanduser().exists():
-            changes[name] = section.model_copy(update={key: path.expanduser().resolve()})
+        if not isinstance(path, Path):
+            continue
+        if path.expanduser().exists():
+            path = path.expanduser().resolve()
+            changes[name] = section.model_copy(update={key: path})
+        if printable(str(path)) != str(path):
+            raise ConfigError(
+                f"{name}.{key}: {printable(str(path))} is not in UTF-8, and a configuration is: "
+                "give it another name"
+            )
     return config.model_copy(update=changes)
 
 
