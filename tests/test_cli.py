@@ -662,6 +662,39 @@ def test_a_run_on_a_folder_of_images_is_judged_from_anywhere(
     assert code == 0, out + err
 
 
+def test_a_home_is_known_wherever_a_path_is_given(
+    ssfl: Call, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    recipe.rename(home / "tiny.toml")
+    Path("beside").mkdir()
+    Path("beside/own.toml").write_text('extends = "~/tiny.toml"')
+    train = ["train", "beside/own.toml", "--no-report"]
+    assert ssfl(*train, "--out=~/run")[0] == 0  # which no shell writes out
+    assert ssfl(*train, "--set", "server.start=~/run", "--out", "on")[0] == 0
+    assert ssfl("export", "~/run", "-o", "~/encoder.pt")[0] == 0
+    assert sorted(path.name for path in home.iterdir()) == ["encoder.pt", "run", "tiny.toml"]
+    assert not Path("~").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["--set", "server.start=~nosuchuser/enc.pt"], "server.start"),
+        (["--set", "data.source=folder", "--set", "data.path=~nosuchuser/img"], "data.path"),
+        (["--out", "~nosuchuser/run"], "--out"),
+    ],
+)
+def test_a_home_that_nobody_has_is_one_sentence(
+    arguments: list[str], where: str, ssfl: Call, recipe: Path
+) -> None:
+    answer = ssfl("train", recipe, *arguments)
+    assert_one_sentence(answer, f"{where}: ~nosuchuser/", "write out the whole path")
+    assert [path.name for path in Path().iterdir()] == ["tiny.toml"]
+
+
 def test_a_run_whose_name_is_no_text_is_refused_and_one_that_came_to_it_has_its_pages(
     ssfl: Call, recipe: Path
 ) -> None:

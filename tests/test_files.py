@@ -1,14 +1,33 @@
 """Files that are either the old ones or the new ones, and what is no file."""
 
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ssfl.errors import CheckpointError
-from ssfl.files import remove_unfinished, replacing, write_bytes
+from ssfl.errors import CheckpointError, ConfigError
+from ssfl.files import expanded, remove_unfinished, replacing, write_bytes
+
+
+def test_a_path_from_home_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expanded("~/run", "--out") == tmp_path / "run"
+    assert expanded(Path("~"), "--out") == tmp_path
+    assert expanded("~root", "--out") == Path(pwd.getpwnam("root").pw_dir)
+    assert expanded("here/~/run", "--out") == Path("here/~/run")
+
+
+def test_a_home_that_nobody_has_is_refused_unless_a_file_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"^server.start: ~nosuchuser/enc.pt .* is ~nosuchuser: "):
+        expanded("~nosuchuser/enc.pt", "server.start")
+    Path("~$letter.png").touch()
+    assert expanded("~$letter.png", "images") == Path("~$letter.png")
 
 
 def test_what_a_link_points_to_is_replaced_and_the_link_stays_one(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Files that are either the old ones or the new ones, whatever happens in between.
+"""Files that are either the old ones or the new ones, whatever happens in between; and the paths
+that people write.
 
 Everything a run must find again is written to a temporary name, flushed to the disk, then renamed.
 """
@@ -15,7 +16,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ssfl.errors import CheckpointError
+from ssfl.errors import CheckpointError, ConfigError
+
+
+def expanded(path: str | Path, what: str) -> Path:
+    """A path whose `~` or `~user` is a home; `what` says where it was given. What begins so and is
+    there all the same, as an office's lock files may, is meant as it is."""
+    whole = os.path.expanduser(path)
+    if str(whole).startswith("~") and not os.path.lexists(whole):
+        user = Path(whole).parts[0]
+        raise ConfigError(
+            f"{what}: {path} begins with a home, and nobody's is {user}: write out the whole path"
+        )
+    return Path(whole)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from ssfl.config.schema import CHOICES, VERSION, Config, chosen
 from ssfl.config.settings import apply_setting, chooses
 from ssfl.data.decode import printable
 from ssfl.errors import ConfigError
+from ssfl.files import expanded
 from ssfl.recipes import recipe, recipes
 from ssfl.section import Section, validated
 
@@ -51,8 +52,9 @@ def with_whole_paths(config: Config) -> Config:
         path = getattr(section, key, None)
         if not isinstance(path, Path):
             continue
-        if path.expanduser().exists():
-            path = path.expanduser().resolve()
+        path = expanded(path, f"{name}.{key}")
+        if path.exists():
+            path = path.resolve()
             changes[name] = section.model_copy(update={key: path})
         if printable(str(path)) != str(path):
             raise ConfigError(
@@ -63,7 +65,7 @@ def with_whole_paths(config: Config) -> Config:
 
 
 def _read(source: str | Path, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
-    path = Path(source)
+    path = expanded(source, "recipe")
     name = str(path.resolve()) if path.suffix == ".toml" else str(source)
     if name in extended_by:
         raise ConfigError(f"{name} extends itself: {' extends '.join([*extended_by, name])}")
@@ -108,7 +110,7 @@ def _extended(
     if "extends" not in raw:
         return raw
     base = str(raw.pop("extends"))
-    base = str(folder / base) if base.endswith(".toml") else base
+    base = str(folder / expanded(base, "extends")) if base.endswith(".toml") else base
     extended = _read(base, extended_by)
     extended.pop("paper", None)  # the paper's figures are of that experiment, not of another one
     return _merged(extended, raw)

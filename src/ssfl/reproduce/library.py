@@ -6,6 +6,7 @@ from typing import Any
 
 from ssfl.config import read_own, validated
 from ssfl.errors import ConfigError
+from ssfl.files import expanded
 from ssfl.reproduce.small import in_small
 from ssfl.reproduce.study import Study
 from ssfl.studies import packaged
@@ -36,7 +37,7 @@ def load_study(source: str | Path, *, small: bool = False) -> tuple[str, Study]:
 
 
 def _load(source: str | Path) -> tuple[str, Study]:
-    path, known = Path(source), packaged()
+    path, known = expanded(source, "study"), packaged()
     if path.suffix == ".toml":
         if path.stem.removesuffix(_SMALL) in known:
             raise ConfigError(
