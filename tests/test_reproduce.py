@@ -628,7 +628,23 @@ def test_arms_that_cost_the_same_are_timed_once_and_nothing_is_left_behind(
     assert timed == [usual, 7]
     with pytest.raises(ConfigError, match="no more"):
         reproduce(path, seeds=1, out=tmp_path, settings=["model.width=4"], dry_run=True)
-    assert not list((tmp_path / "costs" / "runs").glob("timing-*"))
+    assert [path.name for path in (tmp_path / "costs/runs/.timing").iterdir()] == [".lock"]
+
+
+def test_what_a_killed_timing_left_is_removed_and_one_under_way_is_let_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, run = tmp_path / "tiny/runs/.timing", tmp_path / "tiny/runs/timing-x-seed0"
+    for name in ("killed/plain/checkpoints", "under-way/plain"):
+        (place / name).mkdir(parents=True)
+    run.mkdir()  # of an arm of that name
+    taken = Timing(setup=0, warmup=0, round=1, judging=0, saving=0, evaluation=0)
+    monkeypatch.setattr(estimate, "measure", lambda *_: taken)
+    with claimed(place / "under-way" / ".lock"):
+        reproduce(write_study(tmp_path), rounds=1, seeds=1, out=tmp_path, dry_run=True)
+    assert sorted(path.name for path in place.iterdir()) == [".lock", "under-way"]
+    assert (place / "under-way" / "plain").is_dir()
+    assert run.is_dir()
 
 
 def wild_and_tame(folder: Path, *settings: str) -> Path:

@@ -10,7 +10,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +23,7 @@ from ssfl.errors import ConfigError, FederationError
 from ssfl.experiment import Quiet, train
 from ssfl.federation.messages import Reply
 from ssfl.files import write_text
-from ssfl.locks import alone
+from ssfl.locks import alone, claimed
 from ssfl.protocols.judge import evaluate
 from ssfl.protocols.options import ProtocolOptions
 from ssfl.reproduce.jobs import Job
@@ -183,8 +184,7 @@ def measure_all(
     in_order = sorted(arms.items(), key=lambda item: jobs.index(item[1]))
     keys: dict[str, str] = {}
     failed: list[str] = []
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="timing-", dir=folder) as own:
+    with _corner(folder / ".timing") as own:
         for place, (name, job) in enumerate(in_order):
             tell(job.arm.label, place, len(arms))
             wanted = protocols(job)
@@ -192,16 +192,31 @@ def measure_all(
             if key in _known(cache):
                 continue
             try:
-                taken = asdict(measure(job.config, wanted, options, Path(own) / name))
+                taken = asdict(measure(job.config, wanted, options, own / name))
             except FederationError as error:
                 failed.append(f"{job.arm.label} failed while it was timed: {error}")
                 continue
             finally:
                 release()
-            with alone(folder / ".timing.lock"):
+            with alone(folder / ".timing" / ".lock"):
                 write_text(cache, json.dumps(_known(cache) | {key: taken}, indent=2))
     known = _known(cache)  # what failed may cost the same as another arm, which did not
     return {name: Timing(**known[key]) for name, key in keys.items() if key in known}, failed
+
+
+@contextmanager
+def _corner(folder: Path) -> Iterator[Path]:
+    """A place below `folder` to time in, beside those of other processes that are at it just now.
+    What processes that were killed have left there is removed."""
+    with ExitStack() as ours:
+        with alone(folder / ".lock"):  # so that no place is there without being claimed
+            for place in filter(Path.is_dir, folder.iterdir()):
+                with claimed(place / ".lock") as left:
+                    if left:
+                        shutil.rmtree(place, ignore_errors=True)
+            own = Path(ours.enter_context(TemporaryDirectory(dir=folder)))
+            ours.enter_context(claimed(own / ".lock"))
+        yield own
 
 
 def _known(cache: Path) -> dict[str, Any]:
