@@ -1369,6 +1369,16 @@ def test_a_study_of_ones_own_may_not_have_the_name_of_one_of_the_packages(tmp_pa
         load_study(own_study(tmp_path, name="rates"))
 
 
+@pytest.mark.parametrize("name", ["my étude", "a b", os.fsdecode(b"bad\xff")])
+def test_a_study_whose_file_cannot_give_its_runs_a_name_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    path = own_study(tmp_path, name=name)
+    with pytest.raises(ConfigError, match=r"\.toml: .* called as the file is, .* letters, digits"):
+        reproduce(path, dry_run=True, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_study_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_bytes('title = "Größe"'.encode("latin-1"))

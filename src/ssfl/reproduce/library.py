@@ -4,7 +4,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from ssfl.config import read_own, validated
+from ssfl.config import LETTERS, fits_a_folder, read_own, validated
+from ssfl.data.decode import printable
 from ssfl.errors import ConfigError
 from ssfl.files import expanded
 from ssfl.reproduce.small import in_small
@@ -44,7 +45,13 @@ def _load(source: str | Path) -> tuple[str, Study]:
                 f"{path} has the name of a study of the package, and their results would be mixed: "
                 "give the file another name"
             )
-        return path.stem, _study(path.stem, _own(path))
+        tables = _own(path)
+        if not fits_a_folder(path.stem):
+            raise ConfigError(
+                f"{printable(str(path))}: results and runs are called as the file is, so give it a "
+                f"name of {LETTERS}"
+            )
+        return path.stem, _study(path.stem, tables)
     name = str(source)
     if name not in known:
         raise ConfigError(
