@@ -10,13 +10,14 @@ from urllib.parse import quote
 
 from ssfl.data.decode import printable
 from ssfl.errors import ConfigError
+from ssfl.evaluation.in_words import HEALTH
 from ssfl.files import write_text
 from ssfl.protocols.scores import GROUPS, Score, title
 from ssfl.report import parts
 from ssfl.report.charts import Number, Series, colour, line_chart, percent, plain
 from ssfl.report.record import Record
 from ssfl.report.tables import csv_text, markdown_table
-from ssfl.report.words import HEALTH, clients, duration, named, rounds
+from ssfl.report.words import clients, duration, named, rounds
 from ssfl.run import Run
 from ssfl.section import flat
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.data.pictures import INK, STYLE, picture
+from ssfl.evaluation.in_words import HEALTH
 from ssfl.reproduce.records import Result
 from ssfl.reproduce.results import StudyResult
 from ssfl.reproduce.rows import Row, common_settings, quoted
-from ssfl.reproduce.study import HEALTH, Axis, Study, figure_title
+from ssfl.reproduce.study import Axis, Study, figure_title
 
 COLOURS = (
     "#2b6ca3",
