@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -661,6 +662,73 @@ def test_a_run_on_a_folder_of_images_is_judged_from_anywhere(
     assert code == 0, out + err
 
 
+def test_a_home_is_known_wherever_a_path_is_given(
+    ssfl: Call, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    recipe.rename(home / "tiny.toml")
+    Path("beside").mkdir()
+    Path("beside/own.toml").write_text('extends = "~/tiny.toml"')
+    train = ["train", "beside/own.toml", "--no-report"]
+    assert ssfl(*train, "--out=~/run")[0] == 0  # which no shell writes out
+    assert ssfl(*train, "--set", "server.start=~/run", "--out", "on")[0] == 0
+    assert ssfl("export", "~/run", "-o", "~/encoder.pt")[0] == 0
+    assert sorted(path.name for path in home.iterdir()) == ["encoder.pt", "run", "tiny.toml"]
+    assert not Path("~").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["--set", "server.start=~nosuchuser/enc.pt"], "server.start"),
+        (["--set", "data.source=folder", "--set", "data.path=~nosuchuser/img"], "data.path"),
+        (["--out", "~nosuchuser/run"], "--out"),
+    ],
+)
+def test_a_home_that_nobody_has_is_one_sentence(
+    arguments: list[str], where: str, ssfl: Call, recipe: Path
+) -> None:
+    answer = ssfl("train", recipe, *arguments)
+    assert_one_sentence(answer, f"{where}: ~nosuchuser/", "write out the whole path")
+    assert [path.name for path in Path().iterdir()] == ["tiny.toml"]
+
+
+def test_a_run_whose_name_is_no_text_is_refused_and_one_that_came_to_it_has_its_pages(
+    ssfl: Call, recipe: Path
+) -> None:
+    bad, shown = os.fsdecode(b"bad\xff"), "bad\N{REPLACEMENT CHARACTER}"
+    assert_one_sentence(ssfl("train", recipe, "--out", bad), f"{shown} is not in UTF-8", "--out")
+    assert not Path(bad).exists()
+    assert ssfl("train", recipe, "--out", "fine", "--no-report")[0] == 0
+    shutil.copytree("fine", bad)
+    code, out, err = ssfl("report", bad)
+    assert code == 0, err
+    assert "bad?/report.html" in out
+    assert f"<h1>{shown}</h1>" in Path(bad, "report.html").read_text()
+    code, _, err = ssfl("compare", bad, "fine", "--out", "both")
+    assert code == 0, err
+    assert 'href="../bad%FF/report.html"' in Path("both/comparison.html").read_text()
+    assert shown in Path("both/comparison.csv").read_text()
+    assert shown in Path("both/comparison.md").read_text()
+    assert_one_sentence(ssfl("evaluate", bad), "could not read", "not valid UTF-8")
+
+
+def test_a_path_of_images_that_is_no_text_is_refused_and_leaves_nothing_behind(
+    ssfl: Call, recipe: Path, tmp_path: Path
+) -> None:
+    folder_of_images(tmp_path / os.fsdecode(b"img\xff"), good=20, corrupt=0)
+    given = ["--set", "data.source=folder", "--set", os.fsdecode(b"data.path=img\xff")]
+    answer = ssfl("train", recipe, *given, "--out", "run")
+    assert_one_sentence(answer, "data.path: ", "/img\N{REPLACEMENT CHARACTER} is not in UTF-8")
+    assert not Path("run").exists()
+    study = 'title = "T"\nrepeats = ""\nfigures = ["global_knn"]\n[[arms]]\nname = "one"\n'
+    Path("own.toml").write_text(f'{study}label = "One"\nrecipe = "{recipe}"\n')
+    answer = ssfl("reproduce", "own.toml", "--no-timing", *given)
+    assert_one_sentence(answer, "is not in UTF-8")
+
+
 def test_a_run_of_another_version_or_model_is_one_sentence(ssfl: Call, recipe: Path) -> None:
     assert ssfl("train", recipe, "--out", "run")[0] == 0
     assert_one_sentence(ssfl("train", recipe, "--out", "run"), "run holds a run already")
@@ -683,6 +751,8 @@ def test_a_run_of_another_version_or_model_is_one_sentence(ssfl: Call, recipe: P
 
 
 def fill_the_disk_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has `what` in its path finds no room; it is written to a name that begins with a
+    dot, beside its own."""
     fsync = os.fsync
 
     def full(handle: int) -> None:
@@ -748,7 +818,7 @@ def test_figures_that_cannot_be_saved_are_shown_all_the_same(
     ssfl: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ssfl("train", recipe, "--out", "run", "--no-report")[0] == 0
-    fill_the_disk_for("evaluation.json", monkeypatch)
+    fill_the_disk_for("run/.", monkeypatch)
     answer = ssfl("evaluate", "run", "-p", "knn")
     assert_one_sentence(answer, "could not write run/evaluation.json", "No space left on device")
     assert re.search(r"kNN\b.* 0\.\d{4} ", answer[1])
@@ -762,7 +832,7 @@ def test_features_that_cannot_be_saved_leave_those_of_before(
     assert ssfl("embed", "run", "image.png", "-o", "features.npy")[0] == 0
     before = Path("features.npy").read_bytes()
     Image.new("L", (8, 8), 99).save("image.png")
-    fill_the_disk_for("features", monkeypatch)
+    fill_the_disk_for("/.", monkeypatch)
     answer = ssfl("embed", "run", "image.png", "-o", "features.npy")
     assert_one_sentence(answer, "could not write features.npy: No space left on device")
     assert Path("features.npy").read_bytes() == before

@@ -42,6 +42,7 @@ from ssfl.federation.server import Server
 from ssfl.federation.trainer import Trainer
 from ssfl.files import write_text
 from ssfl.models.backbones import BACKBONES, Backbone
+from ssfl.report import write_report
 from ssfl.run import Run
 from ssfl.ssl import METHODS
 from ssfl.ssl.base import Batch, Method, MethodOptions, Outputs, negative_cosine
@@ -397,20 +398,26 @@ def test_the_record_is_only_appended_to_and_counts_no_round_twice(
 def test_what_the_record_says_is_on_disk_before_the_checkpoint_that_it_belongs_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fsync, durable = os.fsync, [""]
+    fsync, rename, durable, saved = os.fsync, os.replace, [""], []
 
     def noted(handle: int) -> None:
         fsync(handle)
         path = Path(os.readlink(f"/proc/self/fd/{handle}"))
-        if path.parent.name == "checkpoints":  # after a power cut, the record may be this and more
-            rounds = int(path.name.split("-")[1].split(".")[0])
-            assert durable[-1].count('"kind": "round"') == rounds
-        elif path.name == "metrics.jsonl":
+        if path.name == "metrics.jsonl":
             durable.append(path.read_text())
+
+    def in_place(temporary: Path, path: Path) -> None:
+        if path.parent.name == "checkpoints":  # after a power cut, the record may be this and more
+            saved.append(int(path.stem.split("-")[1]))
+            assert durable[-1].count('"kind": "round"') == saved[-1]
+        rename(temporary, path)
+
+    monkeypatch.setattr(os, "replace", in_place)
 
     monkeypatch.setattr(os, "fsync", noted)
     train(tiny(server={"rounds": 5}), out=tmp_path / "run")
-    assert len(durable) == 4  # at a checkpoint after 2, 4 and 5 rounds
+    assert saved == [2, 4, 5]
+    assert len(durable) == 4
 
 
 def test_a_run_does_not_go_back_further_than_its_clients_can(tmp_path: Path) -> None:
@@ -515,6 +522,23 @@ def test_a_place_that_two_ask_for_at_once_is_given_to_one(
     assert not (tmp_path / "chosen").exists()
 
 
+def test_a_run_finds_itself_when_the_working_directory_is_another_and_else_is_called_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = train(tiny(server={"rounds": 1}), out="mine")
+    assert (repr(run), run.way_on) == ("Run('mine')", "ssfl train --resume mine")
+    known = run.final
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert run.final == known
+    assert run.checkpoint().rounds == 1
+    assert run.way_on == f"ssfl train --resume {tmp_path / 'mine'}"
+    assert write_report(run).is_file()
+    monkeypatch.chdir(tmp_path)
+    assert str(run.path) == "mine"
+
+
 def test_ctrl_c_while_the_run_directory_is_made_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -526,6 +550,20 @@ def test_ctrl_c_while_the_run_directory_is_made_leaves_none(
     with pytest.raises(KeyboardInterrupt):
         train(tiny(), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_cannot_be_written_down_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    for place in (None, "runs/mine"):
+        with pytest.raises(CheckpointError, match="No space left"):
+            Run.create(tiny(), place)
+    assert not [*(tmp_path / "runs").iterdir()]
 
 
 def test_a_place_that_cannot_be_written_to_is_named(

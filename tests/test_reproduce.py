@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import re
 import shutil
 import statistics
@@ -494,6 +495,17 @@ def test_a_budget_decides_the_rounds_and_says_so(whole: Whole, tmp_path: Path) -
     assert "the study: 800" in seen.planned[1].notes[0]
 
 
+def test_a_command_with_a_name_in_it_that_is_no_text_can_be_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / os.fsdecode(b"bad\xff")
+    folder.mkdir()
+    path, asked = write_study(folder), {"rounds": 1, "seeds": 1, "timing": False}
+    monkeypatch.setattr(sys, "argv", ["ssfl", "reproduce", str(path)])
+    found = reproduce(path, **asked, arms=["plain"], out=tmp_path)
+    assert "bad\N{REPLACEMENT CHARACTER}/tiny.toml" in found.results[0].command
+
+
 # Time
 
 
@@ -616,7 +628,72 @@ def test_arms_that_cost_the_same_are_timed_once_and_nothing_is_left_behind(
     assert timed == [usual, 7]
     with pytest.raises(ConfigError, match="no more"):
         reproduce(path, seeds=1, out=tmp_path, settings=["model.width=4"], dry_run=True)
-    assert not list((tmp_path / "costs" / "runs").glob("timing-*"))
+    assert [path.name for path in (tmp_path / "costs/runs/.timing").iterdir()] == [".lock"]
+
+
+def test_what_a_killed_timing_left_is_removed_and_one_under_way_is_let_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, run = tmp_path / "tiny/runs/.timing", tmp_path / "tiny/runs/timing-x-seed0"
+    for name in ("killed/plain/checkpoints", "under-way/plain"):
+        (place / name).mkdir(parents=True)
+    run.mkdir()  # of an arm of that name
+    taken = Timing(setup=0, warmup=0, round=1, judging=0, saving=0, evaluation=0)
+    monkeypatch.setattr(estimate, "measure", lambda *_: taken)
+    with claimed(place / "under-way" / ".lock"):
+        reproduce(write_study(tmp_path), rounds=1, seeds=1, out=tmp_path, dry_run=True)
+    assert sorted(path.name for path in place.iterdir()) == [".lock", "under-way"]
+    assert (place / "under-way" / "plain").is_dir()
+    assert run.is_dir()
+
+
+def wild_and_tame(folder: Path, *settings: str) -> Path:
+    """Two arms; all updates of the first are refused."""
+    path = folder / "wild-and-tame.toml"
+    head = 'title = "Wild and tame"\nrepeats = "nothing"\nrounds = 50\nfigures = ["global_knn"]\n'
+    arms = {"wild": [*SMALL, "local.lr=1e30", *settings], "tame": SMALL}
+    path.write_text(
+        head
+        + "".join(
+            f'[[arms]]\nname = "{name}"\nlabel = "{name.title()}"\nrecipe = "digits"\n'
+            f"settings = {json.dumps(given)}\n"
+            for name, given in arms.items()
+        )
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "timed"),
+    [((), {"wild", "tame"}), (("local.batch=7",), {"tame"})],
+    ids=["an arm that costs the same is timed", "nothing costs the same"],
+)
+def test_an_arm_that_fails_while_it_is_timed_is_named_and_costs_itself_alone(
+    tmp_path: Path, settings: tuple[str, ...], timed: set[str]
+) -> None:
+    path, seen = wild_and_tame(tmp_path, *settings), Seen()
+    found = reproduce(path, rounds=1, out=tmp_path, watch=seen)
+    assert [result.arm for result in found.results] == ["tame"]
+    assert [(left.arm, left.why[:7]) for left in found.unfinished] == [("wild", "failed:")]
+    plan = seen.planned[0]
+    assert set(plan.timings) == timed
+    (note,) = plan.notes
+    assert note.startswith("Wild failed while it was timed: round 1: only 0 of 3 clients replied")
+
+
+@pytest.mark.parametrize(
+    ("arms", "planned"), [([], "50 rounds fit"), (["wild"], "nothing could be timed: 50 rounds")]
+)
+def test_a_budget_is_planned_without_what_could_not_be_timed(
+    tmp_path: Path, arms: list[str], planned: str
+) -> None:
+    path, seen = wild_and_tame(tmp_path, "local.batch=7"), Seen()
+    reproduce(path, budget=1e9, out=tmp_path, arms=arms, watch=seen, dry_run=True)
+    failed, fitted = seen.planned[0].notes
+    assert failed.startswith("Wild failed while it was timed: ")
+    assert fitted.startswith(planned)
+    assert seen.planned[0].at_least
+    assert (seen.totals[0] is None) == bool(arms)
 
 
 @pytest.mark.parametrize(
@@ -1290,6 +1367,16 @@ def test_a_study_without_the_papers_figures_or_rounds_is_not_measured_by_them(
 def test_a_study_of_ones_own_may_not_have_the_name_of_one_of_the_packages(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rates\.toml has the name of .* another name"):
         load_study(own_study(tmp_path, name="rates"))
+
+
+@pytest.mark.parametrize("name", ["my étude", "a b", os.fsdecode(b"bad\xff")])
+def test_a_study_whose_file_cannot_give_its_runs_a_name_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    path = own_study(tmp_path, name=name)
+    with pytest.raises(ConfigError, match=r"\.toml: .* called as the file is, .* letters, digits"):
+        reproduce(path, dry_run=True, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_study_that_is_no_text_is_refused(tmp_path: Path) -> None:

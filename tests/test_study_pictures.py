@@ -111,6 +111,17 @@ def test_curves_are_means_over_seeds_of_what_each_arm_is_judged_by(drawn: dict[s
     assert corners == {(2, 0.2), (2, 0.4), (4, 0.4), (4, 0.8)}
 
 
+def test_a_mean_over_seeds_is_drawn_where_all_of_them_were_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    often = result("plain", 1, {"global_linear": 0.7}, knn_global=[0.5, 0.7, 0.7, None])
+    often.curve["round"] = [1, 2, 3, 4]
+    left, _ = axes_of(monkeypatch, tmp_path, [PLAIN[0], often])["curves"]
+    assert lines(left) == {"Plain": [(2, 0.45)]}
+    left, _ = axes_of(monkeypatch, tmp_path, [often])["curves"]
+    assert lines(left) == {"Plain": [(1, 0.5), (2, 0.7), (3, 0.7)]}
+
+
 @pytest.mark.parametrize(
     ("results", "title"),
     [
@@ -163,6 +174,14 @@ def test_a_line_against_a_quantity_has_its_own_arms_figures(drawn: dict[str, Any
     assert lines(axes) == {"of Θ": [(8, 0.7), (64, 0.4)], "of clients": [(32, 0.5)]}
     assert [text.get_text() for text in axes.get_xticklabels()] == ["8", "32", "64"]
     assert axes.get_xlabel() == "batch"
+
+
+def test_a_picture_against_a_quantity_says_the_rounds_of_what_it_shows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elsewhere = result("never", 0, {"global_linear": 0.5}).model_copy(update={"rounds": 20})
+    axes = axes_of(monkeypatch, tmp_path, [*PLAIN, elsewhere])["against"]
+    assert [text.get_text() for text in axes.texts] == ["4 rounds"]
 
 
 def test_the_page_says_how_long_it_took_and_who_holds_how_much(tmp_path: Path) -> None:

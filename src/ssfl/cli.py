@@ -7,10 +7,12 @@ ends in one sentence and exit code 2.
 import logging
 import sys
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.models import TyperPath
 
 COMMANDS = {
     "train": ("ssfl.commands.train:train", "Train encoders, or go on with a run."),
@@ -51,18 +53,38 @@ class _Lazy(TyperGroup):
         return name, name and _load(name), rest
 
 
+class _FromHome(TyperPath):
+    """A path that may begin with `~`, which shells leave as it is in --out=~/run."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if str(value).startswith("~"):
+            from ssfl.files import expanded  # not before: it takes a while
+
+            value = expanded(value, param.opts[0])
+        return super().convert(value, param, ctx)
+
+
 def _load(name: str) -> Any:
     module, _, attribute = COMMANDS[name][0].partition(":")
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
         group = typer.main.get_group(found)
         group.name, group.suggest_commands = name, False
+        for command in group.commands.values():
+            _know_homes(command)
         return group
     single = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
     )
     single.command(name)(found)
-    return typer.main.get_command(single)
+    return _know_homes(typer.main.get_command(single))
+
+
+def _know_homes(command: Any) -> Any:
+    for parameter in command.params:
+        if isinstance(parameter.type, TyperPath):
+            parameter.type = _FromHome()
+    return command
 
 
 app = typer.Typer(
@@ -103,6 +125,10 @@ def main() -> None:
     """Entry point: errors meant for people are one sentence on stderr and exit code 2."""
     from ssfl.errors import SSFLError
     from ssfl.interrupts import stoppable
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")  # a name that is no text ends nothing
 
     try:
         with stoppable():

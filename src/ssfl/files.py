@@ -1,10 +1,12 @@
-"""Files that are either the old ones or the new ones, whatever happens in between.
+"""Files that are either the old ones or the new ones, whatever happens in between; and the paths
+that people write.
 
 Everything a run must find again is written to a temporary name, flushed to the disk, then renamed.
 """
 
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,31 +16,60 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ssfl.errors import CheckpointError
+from ssfl.errors import CheckpointError, ConfigError
+
+
+def expanded(path: str | Path, what: str) -> Path:
+    """A path whose `~` or `~user` is a home; `what` says where it was given. What begins so and is
+    there all the same, as an office's lock files may, is meant as it is."""
+    whole = os.path.expanduser(path)
+    if str(whole).startswith("~") and not os.path.lexists(whole):
+        user = Path(whole).parts[0]
+        raise ConfigError(
+            f"{what}: {path} begins with a home, and nobody's is {user}: write out the whole path"
+        )
+    return Path(whole)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to; at the end it takes the place of `path`, or leaves it untouched and says
-    why."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A file to write to; at the end it takes the place of `path`, or of what that links to, or
+    leaves it untouched and says why. A device or a pipe cannot be replaced: it is written to."""
+    kept = "; what was there before is intact"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            kept = ""
+            with path.open("wb") as file:
+                yield file
+        else:
+            with _taking_the_place_of(Path(os.path.realpath(path))) as file:
+                yield file
+    except FileExistsError as error:
+        raise CheckpointError(f"could not write {path}: {error.filename} is no folder") from error
+    except OSError as error:
+        raise CheckpointError(f"could not write {path}: {error.strerror or error}{kept}") from error
+
+
+@contextmanager
+def _taking_the_place_of(path: Path) -> Iterator[IO[bytes]]:
+    # Not the name of `path` with something added, for which a file system may have no room.
+    temporary = path.with_name(f".{secrets.token_hex(4)}{_mark()}")
+    try:
         with temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         sync(path.parent)
-    except FileExistsError as error:
-        raise CheckpointError(f"could not write {path}: {error.filename} is no folder") from error
-    except OSError as error:
-        raise CheckpointError(
-            f"could not write {path}: {error.strerror or error}; what was there before is intact"
-        ) from error
     finally:  # Ctrl-C comes here too
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _mark() -> str:
+    """How the names end of what this process has begun to write."""
+    return f".{os.getpid()}.tmp"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -63,7 +94,7 @@ def remove_unfinished(folder: Path) -> None:
     """Delete what processes that were killed had begun to write, anywhere below `folder`. No other
     process may be writing there; a late client of this one may."""
     for temporary in folder.rglob(".*.tmp"):
-        if not temporary.name.endswith(f".{os.getpid()}.tmp"):
+        if not temporary.name.endswith(_mark()):
             temporary.unlink(missing_ok=True)
 
 

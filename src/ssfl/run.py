@@ -21,7 +21,7 @@ import torch
 from ssfl.algorithms import ALGORITHMS
 from ssfl.assemble import build_method
 from ssfl.config import Config, load_config, to_toml, with_whole_paths
-from ssfl.data.decode import Reading
+from ssfl.data.decode import Reading, printable
 from ssfl.data.images import DataSet
 from ssfl.encoder import Encoder
 from ssfl.errors import CheckpointError, ConfigError, FederationError
@@ -44,16 +44,28 @@ class Run:
     """What `ssfl.train` returns, and what a path to a run directory opens as."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self._given, self._whole = Path(path), Path(path).absolute()
         if not (self.path / "config.toml").is_file():
             raise ConfigError(f"{self.path} is not a run directory: {_what_it_is(self.path)}")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
+    @property
+    def path(self) -> Path:
+        """The run directory: as it was given, or whole where that leads elsewhere by now, since the
+        working directory is another."""
+        return self._given if self._given.absolute() == self._whole else self._whole
+
     @classmethod
     def create(cls, config: Config, path: str | Path | None = None) -> "Run":
         """A new run directory; without a path, `runs/NAME`, `runs/NAME-2`, ..."""
+        content = to_toml(with_whole_paths(config))  # before anything is made for it
+        if (name := str(path or "")) != printable(name):
+            raise ConfigError(
+                f"{printable(name)} is not in UTF-8, and no checkpoint could be read there: choose "
+                "another --out"
+            )
         folder = Path(path) if path is not None else _new_folder(Path("runs") / config.name)
         with claimed(folder / ".lock") as mine:
             if (folder / "config.toml").exists():
@@ -63,7 +75,11 @@ class Run:
                 )
             if not mine:
                 raise ConfigError(f"{folder} holds a run already, just begun: choose another --out")
-            write_text(folder / "config.toml", to_toml(with_whole_paths(config)))
+            try:
+                write_text(folder / "config.toml", content)
+            except CheckpointError:
+                _clear(folder)
+                raise
         return cls(folder)
 
     @contextmanager
@@ -79,10 +95,7 @@ class Run:
     def withdraw(self) -> None:
         """Take back a run that could not begin, so that its place is free for another try."""
         if not self.metrics and latest_checkpoint(self.checkpoints) is None:
-            for name in ("config.toml", "facts.json", "metrics.jsonl", ".lock"):
-                (self.path / name).unlink(missing_ok=True)
-            with suppress(OSError):  # what else is in there is not ours
-                self.path.rmdir()
+            _clear(self.path)
 
     @cached_property
     def config(self) -> Config:
@@ -258,6 +271,14 @@ class Run:
         own = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
         encoder.load_state_dict(own, assign=True)
         return encoder.eval().requires_grad_(False)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what there is of a run that has not begun."""
+    for name in ("config.toml", "facts.json", "metrics.jsonl", ".lock"):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # what else is in there is not ours
+        folder.rmdir()
 
 
 def _what_it_is(path: Path) -> str:

@@ -16,6 +16,7 @@ from ssfl.config import Config
 from ssfl.data.images import DataSet
 from ssfl.encoder_files import read_encoder_file
 from ssfl.errors import CheckpointError, ConfigError
+from ssfl.files import expanded
 from ssfl.models.flat import FlatModel
 from ssfl.run import Run
 
@@ -24,7 +25,7 @@ def first_theta(config: Config, dataset: DataSet) -> Tensor | None:
     """Θ of the first round by `server.start`; None where the seed's is meant."""
     if config.server.start is None:
         return None
-    path = config.server.start.expanduser()
+    path = expanded(config.server.start, "server.start")
     if path.is_dir():
         theta = _of_run(Run(path), config, dataset)
     elif path.is_file():

@@ -63,17 +63,26 @@ class JsonLines:
 
 class Listener:
     """A tracker beside the record, whose trouble (a server that is away, a full disk) is not the
-    run's: it is said once, and the tracker hears no more."""
+    run's: it is said once, and the tracker hears no more.
 
-    def __init__(self, name: str, tracker: Tracker) -> None:
-        self._name, self._tracker = name, tracker
+    It is opened for its first row: a run that records nothing leaves nothing behind with it.
+    """
+
+    def __init__(self, name: str, open_: Callable[[], Tracker]) -> None:
+        self._name, self._open = name, open_
+        self._tracker: Tracker | None = None
         self._well = True
 
     def log(self, row: Row) -> None:
-        self._unless_in_trouble(lambda: self._tracker.log(row))
+        def tell() -> None:
+            self._tracker = self._tracker or self._open()
+            self._tracker.log(row)
+
+        self._unless_in_trouble(tell)
 
     def close(self) -> None:
-        self._unless_in_trouble(self._tracker.close)
+        if self._tracker is not None:
+            self._unless_in_trouble(self._tracker.close)
 
     def _unless_in_trouble(self, tell: Callable[[], None]) -> None:
         try:
@@ -86,25 +95,19 @@ class Listener:
 
 
 class TensorBoard:
-    """The same rows as TensorBoard scalars, against the round.
-
-    Its file is there from the first row on: a run that records nothing leaves none behind.
-    """
+    """The same rows as TensorBoard scalars, against the round."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._open = partial(SummaryWriter, str(folder))
-        self._writer: Any = None
+        self._writer: Any = SummaryWriter(str(folder))
 
     def log(self, row: Row) -> None:
-        self._writer = self._writer or self._open()
         for name, value in scalars(row):
             self._writer.add_scalar(name, value, row["round"])
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
 class MLflow:
@@ -198,9 +201,10 @@ def default_trackers(
     `about` is the configuration, flat, for trackers that show one.
     """
     trackers: list[Tracker] = [JsonLines(folder / "metrics.jsonl")]
-    with contextlib.suppress(ImportError):
-        trackers.append(Listener("TensorBoard", TensorBoard(folder / "tensorboard")))
-    return trackers + [Listener(name, EXTRAS[name](folder, about or {})) for name in asked]
+    if find_spec("tensorboard") is not None:
+        opened = partial(TensorBoard, folder / "tensorboard")
+        trackers.append(Listener("TensorBoard", opened))
+    return trackers + [Listener(name, partial(EXTRAS[name], folder, about or {})) for name in asked]
 
 
 def log_all(trackers: Iterable[Tracker], row: Row) -> None:

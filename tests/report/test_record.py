@@ -26,7 +26,7 @@ ROWS: list[dict[str, Any]] = [
         "seconds": 2.0,
         "images": 50,
         "late": 2,
-        "failures": {"diverged": 1, "late": 3},
+        "failures": {"diverged": 1, "lost": 3},
     },
     {"kind": "round", "round": 2, "loss": 1.5, "seconds": None, "failures": {"diverged": 4}},
     {
@@ -86,8 +86,10 @@ def test_without_a_shared_encoder_to_look_at_health_is_the_mean_over_clients(
     assert run.health(run.last, "uniformity") is None
 
 
-def test_work_that_did_not_count_is_added_up_by_reason(tmp_path: Path) -> None:
-    assert record(tmp_path).failures == Counter({"late": 5, "diverged": 5})
+def test_failures_are_added_up_by_reason_and_what_comes_late_is_none(tmp_path: Path) -> None:
+    run = record(tmp_path)
+    assert run.failures == Counter({"lost": 3, "diverged": 5})
+    assert run.late == 2
 
 
 def test_seconds_are_those_of_all_parts_and_the_rest(tmp_path: Path) -> None:

@@ -391,7 +391,15 @@ def test_the_page_says_what_was_run_and_what_came_of_it(shared: Run) -> None:
     assert f"{sizes.sum()} images; from {sizes.min()} to {sizes.max()} per client." in text
 
 
-def test_failures_are_counted_by_reason(shared: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [("drop", "came late, dropped"), ("discount", "came late, counted at a discount")],
+)
+def test_failures_are_counted_by_reason_and_late_work_by_what_became_of_it(
+    policy: str, words: str, shared: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = shared.config.server.model_copy(update={"late": policy})
+    monkeypatch.setattr(shared, "config", shared.config.model_copy(update={"server": server}))
     rows = shared.metrics
     rounds = [row for row in rows if row["kind"] == "round"]
     rounds[0] |= {"failures": {"refused": 2, "lost": 1}, "accepted": 1}
@@ -406,7 +414,7 @@ def test_failures_are_counted_by_reason(shared: Run, monkeypatch: pytest.MonkeyP
         "lost": 1,
         "past the deadline": 0,
         "refused": 3,
-        "counted a round late": 1,
+        words: 1,
     }
 
 

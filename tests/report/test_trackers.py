@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from ssfl.errors import ConfigError
+from ssfl.experiment import resume, train
+from ssfl.federation.server import Server
 from ssfl.tracking import default_trackers, log_all, need_trackers, read_rows
+from tiny import tiny
 
 ROWS = [
     {"kind": "round", "round": 0, "loss": -0.5, "failures": {}},
@@ -83,6 +86,44 @@ def test_a_tracker_in_trouble_is_named_once_and_costs_the_run_nothing(
     assert [what for what in heard if what == "end"] == ["end"]  # to the other one
     (warning,) = caplog.messages
     assert warning.startswith("mlflow hears no more of this run (RuntimeError: no route to host)")
+
+
+def test_a_tracker_that_is_away_when_it_is_opened_costs_the_run_nothing_begun_or_resumed(
+    tmp_path: Path,
+    heard: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def away(name: str) -> None:
+        raise ConnectionError("no route to host")
+
+    advance = Server.advance
+
+    def stopped(server: Server, *gathered: Any) -> Any:
+        if server.rounds_done == 2:
+            raise KeyboardInterrupt
+        return advance(server, *gathered)
+
+    monkeypatch.setattr(sys.modules["mlflow"], "set_experiment", away)
+    monkeypatch.setattr("ssfl.experiment.need_trackers", lambda asked: None)  # a stand-in is there
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "advance", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(run={"trackers": ["mlflow"]}), out=tmp_path / "run")
+    assert resume(tmp_path / "run").final["rounds"] == 3
+    assert not heard
+    told = [text for text in caplog.messages if text.startswith("mlflow hears no more of this run")]
+    assert len(told) == 2  # once by each
+    assert "(ConnectionError: no route to host); the record goes on" in told[0]
+
+
+def test_a_tracker_of_a_run_that_records_nothing_is_never_opened(
+    tmp_path: Path, heard: list[Any]
+) -> None:
+    for tracker in default_trackers(tmp_path, ["mlflow", "wandb"]):
+        tracker.close()
+    assert not heard
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_tracker_that_is_not_installed_is_named_with_its_extra(

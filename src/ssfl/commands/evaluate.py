@@ -130,22 +130,16 @@ def _show_health(found: "Evaluation") -> None:
     from rich.table import Table
 
     from ssfl.commands.console import console
+    from ssfl.evaluation.in_words import HEALTH
 
     console.print("[bold]Health, without labels[/]")
     table = Table(box=None, pad_edge=False)
     table.add_column("encoder", no_wrap=True)
-    names = {
-        "effective_rank": ("rank", 1),
-        "std_ratio": ("spread", 3),
-        "uniformity": ("uniformity", 3),
-        "alignment": ("alignment", 3),
-        "epsilon_share": ("lost to ε", 4),
-    }
-    for heading, _ in names.values():
-        table.add_column(heading, justify="right", overflow="fold")
+    for figure in HEALTH.values():
+        table.add_column(figure.column, justify="right", overflow="fold")
     for who, figures in found.health.items():
         label = "shared" if who == "global" else f"client {who}"
-        row = [_number(figures.get(name), digits) for name, (_, digits) in names.items()]
+        row = [_number(figures.get(name), figure.digits) for name, figure in HEALTH.items()]
         table.add_row(label, *row)
     console.print(table)
 

@@ -222,7 +222,7 @@ class Terminal:
         total = plan.total()
         if total is not None and plan.unfinished():
             partial = any(timing.partial for timing in plan.timings.values())
-            about = "at least" if partial else "about"
+            about = "at least" if plan.at_least else "about"
             left = several(len(plan.unfinished()), "run")
             console.print(
                 f"{left}, {about} {duration(total)} on this device"

@@ -100,6 +100,7 @@ def show_final(final: dict[str, Any]) -> None:
 
     from ssfl.commands.console import console
     from ssfl.display import several
+    from ssfl.evaluation.in_words import HEALTH
     from ssfl.tracking import client_mean
 
     after = f"after {several(final['rounds'], 'round')}, {final.get('seconds', 0):.0f} s"
@@ -115,15 +116,12 @@ def show_final(final: dict[str, Any]) -> None:
         console.print(table)
     else:
         console.print(after, highlight=False)
-    figures, mean = [], ""
-    for key, label, digits in (
-        ("loss", "loss", 4),
-        ("std_ratio", "feature spread", 3),
-        ("effective_rank", "effective rank", 1),
-    ):
-        value = final.get(key)
+    figures = [] if final.get("loss") is None else [f"loss {final['loss']:.4f}"]
+    mean = ""
+    for key in ("std_ratio", "effective_rank"):
+        value, figure = final.get(key), HEALTH[key]
         if value is None and (value := client_mean(final, key)) is not None:
             mean = " (mean over clients)"
         if value is not None:
-            figures.append(f"{label} {value:.{digits}f}")
+            figures.append(f"{figure.title.lower()} {value:.{figure.digits}f}")
     console.print("  ".join(figures) + mean, highlight=False)

@@ -5,15 +5,17 @@ is written in full beside the results it led to.
 """
 
 from ssfl.config.load import load_config, parse, read_own, with_whole_paths
-from ssfl.config.schema import CHOICES, Config
+from ssfl.config.schema import CHOICES, LETTERS, Config, fits_a_folder
 from ssfl.config.settings import apply_setting
 from ssfl.config.toml import to_toml
 from ssfl.section import validated
 
 __all__ = [
     "CHOICES",
+    "LETTERS",
     "Config",
     "apply_setting",
+    "fits_a_folder",
     "load_config",
     "parse",
     "read_own",

@@ -9,7 +9,9 @@ from typing import Any
 
 from ssfl.config.schema import CHOICES, VERSION, Config, chosen
 from ssfl.config.settings import apply_setting, chooses
+from ssfl.data.decode import printable
 from ssfl.errors import ConfigError
+from ssfl.files import expanded
 from ssfl.recipes import recipe, recipes
 from ssfl.section import Section, validated
 
@@ -48,13 +50,22 @@ def with_whole_paths(config: Config) -> Config:
     changes: dict[str, Section] = {}
     for name, section, key in (("data", config.data, "path"), ("server", config.server, "start")):
         path = getattr(section, key, None)
-        if isinstance(path, Path) and path.expanduser().exists():
-            changes[name] = section.model_copy(update={key: path.expanduser().resolve()})
+        if not isinstance(path, Path):
+            continue
+        path = expanded(path, f"{name}.{key}")
+        if path.exists():
+            path = path.resolve()
+            changes[name] = section.model_copy(update={key: path})
+        if printable(str(path)) != str(path):
+            raise ConfigError(
+                f"{name}.{key}: {printable(str(path))} is not in UTF-8, and a configuration is: "
+                "give it another name"
+            )
     return config.model_copy(update=changes)
 
 
 def _read(source: str | Path, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
-    path = Path(source)
+    path = expanded(source, "recipe")
     name = str(path.resolve()) if path.suffix == ".toml" else str(source)
     if name in extended_by:
         raise ConfigError(f"{name} extends itself: {' extends '.join([*extended_by, name])}")
@@ -99,7 +110,7 @@ def _extended(
     if "extends" not in raw:
         return raw
     base = str(raw.pop("extends"))
-    base = str(folder / base) if base.endswith(".toml") else base
+    base = str(folder / expanded(base, "extends")) if base.endswith(".toml") else base
     extended = _read(base, extended_by)
     extended.pop("paper", None)  # the paper's figures are of that experiment, not of another one
     return _merged(extended, raw)

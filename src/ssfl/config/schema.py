@@ -35,6 +35,13 @@ from ssfl.ssl.base import MethodOptions
 from ssfl.ssl.simsiam import SimSiamOptions
 
 VERSION: Literal[1] = 1
+LETTERS = "letters, digits, '.', '_' and '-'"
+"""What a name may be made of that a folder has, on whatever disk."""
+
+
+def fits_a_folder(name: str) -> bool:
+    """The name is made of LETTERS."""
+    return re.fullmatch(r"[A-Za-z0-9._-]+", name) is not None
 
 
 class RunOptions(Section):
@@ -93,10 +100,8 @@ class Config(Section):
     @field_validator("name")
     @classmethod
     def _name_fits_a_folder(cls, name: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
-            raise ValueError(
-                f"a run directory cannot be called {name!r}: use letters, digits, '.', '_' and '-'"
-            )
+        if not fits_a_folder(name):
+            raise ValueError(f"a run directory cannot be called {name!r}: use {LETTERS}")
         return name
 
     @model_validator(mode="after")

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ssfl.data.decode import printable
 from ssfl.errors import ConfigError
+from ssfl.evaluation.in_words import HEALTH
 from ssfl.files import write_text
 from ssfl.protocols.scores import GROUPS, Score, title
 from ssfl.report import parts
 from ssfl.report.charts import Number, Series, colour, line_chart, percent, plain
 from ssfl.report.record import Record
 from ssfl.report.tables import csv_text, markdown_table
-from ssfl.report.words import HEALTH, clients, duration, named, rounds
+from ssfl.report.words import clients, duration, named, rounds
 from ssfl.run import Run
 from ssfl.section import flat
 
@@ -102,7 +104,7 @@ def _runs(records: Sequence[Record], names: Sequence[str], folder: Path) -> str:
         page = record.run.path / "report.html"
         text = escape(name)
         if page.exists():
-            text = f'<a href="{quote(os.path.relpath(page, folder))}">{text}</a>'
+            text = f'<a href="{quote(os.fsencode(os.path.relpath(page, folder)))}">{text}</a>'
         mark = colour(i, len(records))
         items.append(f"<li><i {mark}></i>{text}: {escape(_about(record))}</li>")
     return f'<ul class="legend runs">{"".join(items)}</ul>'
@@ -187,7 +189,7 @@ def _csv(records: Sequence[Record], names: Sequence[str]) -> str:
         config = record.run.config
         line: dict[str, Any] = {
             "run": name,
-            "path": str(record.run.path),
+            "path": printable(str(record.run.path)),
             "algorithm": config.algorithm.name,
             "method": config.ssl.method,
             "data": record.facts["data"],
@@ -210,4 +212,4 @@ def _distinct(records: Sequence[Record]) -> list[str]:
     depth = 1
     while len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
-    return [str(Path(*path.parts[-depth:])) for path in paths]
+    return [printable(str(Path(*path.parts[-depth:]))) for path in paths]

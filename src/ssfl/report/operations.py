@@ -10,8 +10,9 @@ _REASONS = {
     "lost": "lost",
     "deadline": "past the deadline",
     "refused": "refused",
-    "late": "counted a round late",
 }
+_LATE = {"drop": "dropped", "discount": "counted at a discount"}
+"""What becomes of replies that come late, by `server.late`."""
 
 
 def timing(record: Record) -> str:
@@ -50,6 +51,7 @@ def replies(record: Record) -> str:
     reasons = [*_REASONS, *(reason for reason in failures if reason not in _REASONS)]
     tiles = [(f"{asked:,}", "replies asked for"), (f"{counted:,}", "counted")]
     tiles += [(f"{failures[name]:,}", _REASONS.get(name, name)) for name in reasons]
+    tiles.append((f"{record.late:,}", f"came late, {_LATE[record.run.config.server.late]}"))
     resumed = sum(1 for row in record.rows if row["kind"] == "resume")
     if resumed:
         tiles.append((f"{resumed:,}", "times stopped and resumed"))
@@ -67,12 +69,12 @@ def _rules(record: Record) -> str:
     asked = server.clients_per_round or record.clients
     spare = f" and {100 * server.oversample:g} % spares" if server.oversample else ""
     wait = f"waits {duration(server.deadline)} for them" if server.deadline else "waits for them"
-    late = "dropped" if server.late == "drop" else "counted at a discount"
     tries = "once" if server.retries == 1 else f"{server.retries} times"
     again = f", asking those that failed again up to {tries}," if server.retries else ""
     return (
         f"Each round the server asks {asked:,} of {record.clients:,} clients{spare}, "
         f"{wait}, and needs {100 * server.min_replies:g} % of the replies{again} or stops with "
-        f"its state saved. Late replies are {late}; an update that is not finite, or longer for "
-        f"its steps than {server.max_norm_ratio:g} times the last round's median, is refused."
+        f"its state saved. Late replies are {_LATE[server.late]}; an update that is not finite, or "
+        f"longer for its steps than {server.max_norm_ratio:g} times the last round's median, is "
+        "refused."
     )

@@ -15,6 +15,7 @@ from string import Template
 import numpy as np
 from torch import Tensor
 
+from ssfl.data.decode import printable
 from ssfl.report.charts import colour
 
 
@@ -29,7 +30,7 @@ def page(title: str, lead: str, content: str) -> str:
         f"<h1>{escape(title)}</h1>{lead}</header>"
     )
     body = header + content + _footer()
-    return template.substitute(title=escape(title), style=style, body=body)
+    return printable(template.substitute(title=escape(title), style=style, body=body))
 
 
 def _footer() -> str:

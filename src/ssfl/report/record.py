@@ -158,13 +158,16 @@ class Record:
 
     @cached_property
     def failures(self) -> Counter[str]:
-        """Clients' work that did not count, by reason, over all rounds."""
+        """Clients' work that did not come or was refused, by reason, over all rounds."""
         total: Counter[str] = Counter()
         for row in self.rounds:
             total.update(row.get("failures") or {})
-            if row.get("late"):
-                total["late"] += row["late"]
         return total
+
+    @property
+    def late(self) -> int:
+        """Clients' work that came after its round, whether it counted then or not."""
+        return sum(row.get("late") or 0 for row in self.rounds)
 
     @cached_property
     def seconds(self) -> list[tuple[str, float]]:

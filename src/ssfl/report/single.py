@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ssfl.config import to_toml
 from ssfl.errors import SSFLError
+from ssfl.evaluation.in_words import HEALTH
 from ssfl.files import write_text
 from ssfl.guest import own_torch
 from ssfl.protocols.bench import Bench
@@ -20,7 +21,7 @@ from ssfl.report.charts import (
     short,
 )
 from ssfl.report.record import Record
-from ssfl.report.words import HEALTH, summary
+from ssfl.report.words import summary
 from ssfl.run import Run
 
 log = logging.getLogger(__name__)
@@ -96,12 +97,12 @@ def _tiles(record: Record) -> str:
 
 def _curves(record: Record) -> str:
     figures = [_training(record), _accuracy(record), _movement(record)]
-    for name, (title, note, _) in HEALTH.items():
-        points = record.health_curve(name)
+    for name, figure in HEALTH.items():
+        points, title = record.health_curve(name), figure.title
         if len(points) > 1:  # else it is a number, among the results
             drawing = line_chart([Series(title, points, 2)], title)
             mean = " Mean over clients." if record.health_of_clients else ""
-            figures.append(parts.figure(name, title, drawing, note=note + mean))
+            figures.append(parts.figure(name, title, drawing, note=figure.below_curve + mean))
     return parts.section("curves", "How it went", parts.grid(*figures))
 
 

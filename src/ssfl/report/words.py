@@ -1,7 +1,5 @@
 """What was run, in a paragraph a colleague can read."""
 
-from typing import NamedTuple
-
 from ssfl.algorithms import ALGORITHMS
 from ssfl.report.charts import percent, plain
 from ssfl.report.record import Record
@@ -28,38 +26,6 @@ _NAMES = {
     "resnet34": "ResNet-34",
     "resnet50": "ResNet-50",
 }
-
-
-class HealthFigure(NamedTuple):
-    """A label-free figure in words."""
-
-    title: str
-    below_curve: str
-    in_table: str
-
-
-HEALTH = {
-    "effective_rank": HealthFigure(
-        "Effective rank", "Dimensions the features use; higher is richer.", "dimensions in use"
-    ),
-    "std_ratio": HealthFigure(
-        "Feature spread", "1: directions fill the sphere; 0: collapse.", "1 is even, 0 is collapse"
-    ),
-    "uniformity": HealthFigure(
-        "Uniformity", "Lower is more even; 0 when all features are one.", "lower is more even"
-    ),
-    "alignment": HealthFigure(
-        "Alignment",
-        "Distance of an image's two views; lower is closer.",
-        "how far an image's two views are apart",
-    ),
-    "epsilon_share": HealthFigure(
-        "Lost to ε",
-        "What the worst batch norm loses to its ε; 0 is nothing.",
-        "what the worst batch norm fails to normalise, 0 to 1",
-    ),
-}
-"""Those that pages show, by their names in the record."""
 
 
 def named(key: str) -> str:

@@ -10,7 +10,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +19,11 @@ from typing import Any
 
 from ssfl.algorithms.options import LocalOptions
 from ssfl.config import Config, parse
-from ssfl.errors import ConfigError
+from ssfl.errors import ConfigError, FederationError
 from ssfl.experiment import Quiet, train
 from ssfl.federation.messages import Reply
 from ssfl.files import write_text
-from ssfl.locks import alone
+from ssfl.locks import alone, claimed
 from ssfl.protocols.judge import evaluate
 from ssfl.protocols.options import ProtocolOptions
 from ssfl.reproduce.jobs import Job
@@ -175,27 +176,47 @@ def measure_all(
     folder: Path,
     device: str,
     tell: Callable[[str, int, int], None],
-) -> dict[str, Timing]:
-    """The timing of every arm with something left to do, kept for the next call."""
+) -> tuple[dict[str, Timing], list[str]]:
+    """The timing of every arm with something left to do, kept for the next call; and a sentence on
+    each that could not be timed, for its clients fail: that is no reason not to run the others."""
     cache = folder / "timing.json"
     arms = {job.arm.name: job for job in reversed(jobs)}
     in_order = sorted(arms.items(), key=lambda item: jobs.index(item[1]))
-    found: dict[str, Timing] = {}
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="timing-", dir=folder) as own:
+    keys: dict[str, str] = {}
+    failed: list[str] = []
+    with _corner(folder / ".timing") as own:
         for place, (name, job) in enumerate(in_order):
             tell(job.arm.label, place, len(arms))
             wanted = protocols(job)
-            key = _key(job.config, wanted, options, device)
-            known = _known(cache)
-            if key not in known:
-                taken = asdict(measure(job.config, wanted, options, Path(own) / name))
-                with alone(folder / ".timing.lock"):
-                    known = _known(cache) | {key: taken}
-                    write_text(cache, json.dumps(known, indent=2))
+            key = keys[name] = _key(job.config, wanted, options, device)
+            if key in _known(cache):
+                continue
+            try:
+                taken = asdict(measure(job.config, wanted, options, own / name))
+            except FederationError as error:
+                failed.append(f"{job.arm.label} failed while it was timed: {error}")
+                continue
+            finally:
                 release()
-            found[name] = Timing(**known[key])
-    return found
+            with alone(folder / ".timing" / ".lock"):
+                write_text(cache, json.dumps(_known(cache) | {key: taken}, indent=2))
+    known = _known(cache)  # what failed may cost the same as another arm, which did not
+    return {name: Timing(**known[key]) for name, key in keys.items() if key in known}, failed
+
+
+@contextmanager
+def _corner(folder: Path) -> Iterator[Path]:
+    """A place below `folder` to time in, beside those of other processes that are at it just now.
+    What processes that were killed have left there is removed."""
+    with ExitStack() as ours:
+        with alone(folder / ".lock"):  # so that no place is there without being claimed
+            for place in filter(Path.is_dir, folder.iterdir()):
+                with claimed(place / ".lock") as left:
+                    if left:
+                        shutil.rmtree(place, ignore_errors=True)
+            own = Path(ours.enter_context(TemporaryDirectory(dir=folder)))
+            ours.enter_context(claimed(own / ".lock"))
+        yield own
 
 
 def _known(cache: Path) -> dict[str, Any]:

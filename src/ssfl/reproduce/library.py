@@ -4,8 +4,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from ssfl.config import read_own, validated
+from ssfl.config import LETTERS, fits_a_folder, read_own, validated
+from ssfl.data.decode import printable
 from ssfl.errors import ConfigError
+from ssfl.files import expanded
 from ssfl.reproduce.small import in_small
 from ssfl.reproduce.study import Study
 from ssfl.studies import packaged
@@ -36,14 +38,20 @@ def load_study(source: str | Path, *, small: bool = False) -> tuple[str, Study]:
 
 
 def _load(source: str | Path) -> tuple[str, Study]:
-    path, known = Path(source), packaged()
+    path, known = expanded(source, "study"), packaged()
     if path.suffix == ".toml":
         if path.stem.removesuffix(_SMALL) in known:
             raise ConfigError(
                 f"{path} has the name of a study of the package, and their results would be mixed: "
                 "give the file another name"
             )
-        return path.stem, _study(path.stem, _own(path))
+        tables = _own(path)
+        if not fits_a_folder(path.stem):
+            raise ConfigError(
+                f"{printable(str(path))}: results and runs are called as the file is, so give it a "
+                f"name of {LETTERS}"
+            )
+        return path.stem, _study(path.stem, tables)
     name = str(source)
     if name not in known:
         raise ConfigError(

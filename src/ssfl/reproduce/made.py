@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import ssfl
+from ssfl.data.decode import printable
 
 
 def commit() -> str | None:
@@ -57,7 +58,7 @@ def command_line() -> str:
     """What was typed; `python -m ssfl` is the same as `ssfl`."""
     program, *arguments = sys.argv
     name = Path(program).name
-    return shlex.join(["ssfl" if name == "__main__.py" else name, *arguments])
+    return printable(shlex.join(["ssfl" if name == "__main__.py" else name, *arguments]))
 
 
 def release() -> None:

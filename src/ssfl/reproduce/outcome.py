@@ -9,6 +9,7 @@ import torch
 
 import ssfl
 from ssfl.errors import ConfigError
+from ssfl.evaluation.in_words import HEALTH
 from ssfl.federation.engine import pick_device
 from ssfl.protocols.bench import Progress
 from ssfl.protocols.judge import evaluate
@@ -18,7 +19,7 @@ from ssfl.reproduce import made
 from ssfl.reproduce.alike import judging
 from ssfl.reproduce.jobs import Job
 from ssfl.reproduce.records import Figure, Result
-from ssfl.reproduce.study import HEALTH, Study
+from ssfl.reproduce.study import Study
 from ssfl.reproduce.watch import Plan
 from ssfl.run import Run
 

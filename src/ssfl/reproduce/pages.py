@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ssfl.errors import DataError
+from ssfl.evaluation.in_words import HEALTH
 from ssfl.files import write_text
 from ssfl.report.tables import markdown_table
 from ssfl.report.words import duration
@@ -18,7 +19,7 @@ from ssfl.reproduce.pictures import PICTURES, draw
 from ssfl.reproduce.records import Partition, Result
 from ssfl.reproduce.results import StudyResult, load_result
 from ssfl.reproduce.rows import Row, common_settings
-from ssfl.reproduce.study import HEALTH, Arm, Study, figure_title
+from ssfl.reproduce.study import Arm, Study, figure_title
 
 _NONE = "–"
 _MAP = ["study", "name", "repeats", "arms with figures"]

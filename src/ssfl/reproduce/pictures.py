@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ssfl.data.pictures import INK, STYLE, picture
+from ssfl.evaluation.in_words import HEALTH
 from ssfl.reproduce.records import Result
 from ssfl.reproduce.results import StudyResult
 from ssfl.reproduce.rows import Row, common_settings, quoted
-from ssfl.reproduce.study import HEALTH, Axis, Study, figure_title
+from ssfl.reproduce.study import Axis, Study, figure_title
 
 COLOURS = (
     "#2b6ca3",
@@ -109,20 +110,23 @@ def _look(index: int) -> dict[str, Any]:
 def _band(
     axes: Any, group: Sequence[Result], figure: str, label: str, look: dict[str, Any]
 ) -> None:
-    """The mean over seeds, and from the lowest to the highest."""
-    points: dict[float, list[float]] = defaultdict(list)
-    for result in group:
-        rounds, values = result.curve.get("round", []), result.curve.get(figure, [])
-        for x, y in zip(rounds, values, strict=False):
-            if x is not None and y is not None:
-                points[x].append(y)
-    xs = sorted(points)
-    means = [sum(points[x]) / len(points[x]) for x in xs]
+    """The mean over seeds, and from the lowest to the highest, at the rounds that all of them were
+    looked at: a mean over others would jump for no reason but who is in it."""
+    curves = [curve for result in group if (curve := _points(result, figure))]
+    xs = sorted(set(curves[0]).intersection(*curves)) if curves else []
+    means = [sum(curve[x] for curve in curves) / len(curves) for x in xs]
     alone = "o" if len(xs) == 1 else ""  # a line through one point is not seen
     axes.plot(xs, means, **look, linewidth=1.8, marker=alone, label=label, solid_capstyle="round")
-    if len(group) > 1:
-        low, high = [min(points[x]) for x in xs], [max(points[x]) for x in xs]
+    if len(curves) > 1:
+        low, high = ([end(curve[x] for curve in curves) for x in xs] for end in (min, max))
         axes.fill_between(xs, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _points(result: Result, figure: str) -> dict[float, float]:
+    """A figure of a run by the rounds it was looked at."""
+    rounds, values = result.curve.get("round", []), result.curve.get(figure, [])
+    pairs = zip(rounds, values, strict=False)
+    return {x: y for x, y in pairs if x is not None and y is not None}
 
 
 def _figures(rows: Sequence[Row], study: Study, common: Sequence[str], path: Path) -> None:
@@ -192,12 +196,13 @@ def _against(axis: Axis, rows: Sequence[Row], title: str, path: Path) -> None:
     """Lines over the quantity that arms differ in; of each arm, the row to quote."""
     best = quoted(rows)
     with picture(path, 7.5, 4.8, style=GRID) as axes:
-        ticks = set()
+        ticks, lengths = set(), set()
         for index, line in enumerate(axis.lines):
             shown = [(p.x, best[p.arm, p.figure]) for p in line.points if (p.arm, p.figure) in best]
             if not shown:
                 continue
             ticks |= {x for x, _ in shown}
+            lengths |= {row.rounds for _, row in shown}
             axes.errorbar(
                 [x for x, _ in shown],
                 [row.mean for _, row in shown],
@@ -214,10 +219,9 @@ def _against(axis: Axis, rows: Sequence[Row], title: str, path: Path) -> None:
         axes.minorticks_off()
         axes.set(xlabel=axis.label, ylabel="accuracy")
         axes.grid(visible=True)
-        rounds = sorted({row.rounds for row in best.values()})
         axes.set_title(title)
         axes.text(
-            1.0, 1.01, f"{', '.join(map(str, rounds))} rounds", transform=axes.transAxes,
+            1.0, 1.01, f"{', '.join(map(str, sorted(lengths)))} rounds", transform=axes.transAxes,
             ha="right", fontsize=9, color=FAINT,
         )  # fmt: skip
         axes.legend(frameon=False, fontsize=10)

@@ -10,18 +10,10 @@ from pydantic import Field, model_validator
 
 from ssfl.config import Config, load_config
 from ssfl.errors import ConfigError
+from ssfl.evaluation.in_words import HEALTH
 from ssfl.protocols.options import ProtocolOptions
 from ssfl.protocols.scores import title as score_title
 from ssfl.section import Section
-
-HEALTH = {
-    "effective_rank": "Effective rank of Θ's features",
-    "std_ratio": "Spread of Θ's features (1 is ideal)",
-    "uniformity": "Uniformity of Θ's features (lower is better)",
-    "alignment": "Distance of two views in Θ's features",
-    "epsilon_share": "Share that Θ's worst batch norm loses to its ε",
-}
-"""Label-free figures of Θ that may count beside accuracies."""
 
 _PROTOCOLS = {
     "global_classifier": "knn",  # it comes with whatever is asked of Θ
@@ -54,7 +46,7 @@ def protocols(options: ProtocolOptions) -> dict[str, str]:
 def figure_title(figure: str) -> str:
     """A figure in words, with whose it is."""
     if figure in HEALTH:
-        return HEALTH[figure]
+        return HEALTH[figure].of_theta
     who = _WHO[figure.split("_")[0]]
     return f"{score_title(figure)} ({who})"
 

@@ -45,8 +45,15 @@ class Plan:
         return timing.run(job.config, done=job.rounds_done()) if timing else None
 
     def total(self) -> float | None:
+        """What is left of all that was timed; None where nothing was."""
         parts = [self.seconds(job) for job in self.jobs]
-        return None if None in parts else sum(part for part in parts if part)
+        return None if None in parts and not self.timings else sum(part or 0.0 for part in parts)
+
+    @property
+    def at_least(self) -> bool:
+        """`total` is too little: a round was not waited for, or an arm could not be timed."""
+        timed = [self.timings.get(job.arm.name) for job in self.unfinished()]
+        return any(timing is None or timing.partial for timing in timed)
 
     def recorded(self, job: Job) -> Result | None:
         """A job's result, if it was trained, judged as the study says and written down."""

@@ -91,7 +91,8 @@ def reproduce(
     if study.small is not None and _on_a_cpu(today) and today.unfinished():
         watch.say(_WITHOUT_A_GPU)  # before a timing that may take minutes
     if (timing or to_fit) and today.unfinished():
-        today.timings = _time(today, watch)
+        today.timings, failed = _time(today, watch)
+        notes += failed
         if to_fit:
             today, note = _fitted(today, planned, clock)
             notes.append(note)
@@ -143,26 +144,26 @@ def _on_a_cpu(today: Plan) -> bool:
     return pick_device(today.jobs[0].config.device.device).type == "cpu"
 
 
-def _time(today: Plan, watch: Watch) -> dict[str, Timing]:
-    """Time every arm that has something left to do."""
+def _time(today: Plan, watch: Watch) -> tuple[dict[str, Timing], list[str]]:
+    """Time every arm that has something left to do; what could not be timed is told."""
     device = made.device_name(pick_device(today.jobs[0].config.device.device))
-    try:
-        return measure_all(
-            today.unfinished(),
-            lambda job: today.study.protocols_of(job.arm),
-            today.study.options,
-            today.folder / "runs",
-            device,
-            watch.timing,
-        )
-    finally:
-        made.release()
+    return measure_all(
+        today.unfinished(),
+        lambda job: today.study.protocols_of(job.arm),
+        today.study.options,
+        today.folder / "runs",
+        device,
+        watch.timing,
+    )
 
 
 def _fitted(today: Plan, planned: Callable[[int | None], Plan], clock: Clock) -> tuple[Plan, str]:
     """The plan with as many rounds as the budget has room for."""
-    costs = [(today.timings[job.arm.name], job.config) for job in today.unfinished()]
+    timed = [(today.timings.get(job.arm.name), job.config) for job in today.unfinished()]
+    costs = [(timing, config) for timing, config in timed if timing is not None]
     most = max(job.config.server.rounds for job in today.jobs)
+    if not costs:
+        return today, f"nothing could be timed: {most} rounds, in order, until the budget is spent"
     found = fitting_rounds(costs, MARGIN * clock.left(), most)
     least = min(LEAST_ROUNDS, most)
     if found is None or found < least:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ssfl.data.images import DataSet
+from ssfl.files import expanded
 from ssfl.registry import Registry
 from ssfl.section import Section
 
@@ -39,7 +40,7 @@ class Source(Protocol):
 
 def data_root() -> Path:
     """The data folder: $SSFL_DATA, else ./data."""
-    return Path(os.environ.get("SSFL_DATA") or "data").expanduser()
+    return expanded(os.environ.get("SSFL_DATA") or "data", "SSFL_DATA")
 
 
 def load_dataset(options: Any, *, seed: int = 0, progress: bool = False) -> DataSet:

@@ -27,6 +27,7 @@ from ssfl.data.decode import (
 from ssfl.data.images import DataSet, Images, channel_statistics, parted
 from ssfl.data.split import stratified_split
 from ssfl.errors import DataError
+from ssfl.files import expanded
 from ssfl.section import Section
 from ssfl.seeding import numpy_generator
 
@@ -119,7 +120,7 @@ class Folder:
 
 def locate(path: Path, root: Path) -> Path:
     """A folder that the user named, as seen from here or from the data folder."""
-    given = path.expanduser()
+    given = expanded(path, "data.path")
     for folder in (given, root / given):
         if folder.is_dir():
             return folder
