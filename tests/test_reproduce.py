@@ -415,6 +415,77 @@ def test_a_broken_run_is_no_twin_and_no_hindrance(whole: Whole, tmp_path: Path) 
     assert [job.twin is None for job in seen.planned[0].jobs] == [False, True]
 
 
+def adapted_study(folder: Path, leash: str, foot: str, seeds: int = 1) -> Path:
+    """A study whose second arm judges an adapted Θ, as the first one's run may have trained it."""
+    path = folder / "leash.toml"
+    leashed = json.dumps(["algorithm.name=bilevel-ssfl", *SMALL, leash])
+    adapted = json.dumps(["algorithm.name=la-ssfl", "algorithm.adapt_lr=0.5", *SMALL, foot])
+    head = 'title = "Leash"\nrepeats = "nothing"\nrounds = 800\nfigures = ["personal_linear"]\n'
+    path.write_text(
+        f"{head}seeds = {seeds}\n[options.linear]\nrounds = 3\niterations = 20\n"
+        + ARMS.format(plain=leashed, personal=adapted)
+    )
+    return path
+
+
+def test_theta_that_another_algorithms_run_has_trained_is_not_trained_again(tmp_path: Path) -> None:
+    path, seen, alone = adapted_study(tmp_path, "local.lr=0.05", "local.lr=0.05"), Seen(), Seen()
+    common: dict[str, Any] = {"rounds": 2, "timing": False}
+    found = reproduce(path, out=tmp_path / "both", watch=seen, **common)
+    assert seen.begun == ["plain-seed0"]
+    assert seen.judged == ["plain-seed0", "personal-seed0"]
+    theirs = reproduce(
+        path, out=tmp_path / "alone", arms=["personal"], watch=alone, command="it", **common
+    )
+    assert alone.begun == ["personal-seed0"]
+    shared, own = found.results[1], theirs.results[0]
+    assert (shared.arm, shared.theta_of, own.theta_of) == ("personal", "bilevel-ssfl", "")
+    assert shared.figures == own.figures
+    assert shared.figures["personal_knn"] != found.results[0].figures["personal_knn"]
+    assert shared.health == own.health
+    assert shared.config["algorithm"] == own.config["algorithm"]
+    assert shared.seconds == 0
+    assert own.seconds > 0
+    assert shared.curve == {k: v for k, v in own.curve.items() if k != "knn_mean"}
+    page = (tmp_path / "both" / "leash" / "README.md").read_text()
+    assert "; personal by the Θ of bilevel-ssfl's run" in page
+    assert (tmp_path / "both" / "leash" / "curves.png").is_file()
+    again = Seen()
+    same = reproduce(path, out=tmp_path / "both", watch=again, **common)
+    assert not again.judged
+    assert figures(same) == figures(found)
+
+
+def test_theta_of_other_settings_or_seeds_is_trained(tmp_path: Path) -> None:
+    path, seen = adapted_study(tmp_path, "local.lr=0.05", "local.lr=0.04", seeds=2), Seen()
+    reproduce(path, rounds=1, out=tmp_path, timing=False, watch=seen)
+    assert seen.begun == ["plain-seed0", "personal-seed0", "plain-seed1", "personal-seed1"]
+    (tmp_path / "less").mkdir()
+    same, less = adapted_study(tmp_path / "less", "local.lr=0.05", "local.lr=0.05", seeds=2), Seen()
+    arms: dict[str, Any] = {"rounds": 1, "timing": False, "watch": less, "out": tmp_path / "less"}
+    reproduce(same, arms=["plain"], seeds=1, **arms)
+    reproduce(same, arms=["personal"], seeds=(1,), **arms)
+    assert less.begun == ["plain-seed0", "personal-seed1"]
+
+
+def test_a_run_with_personal_encoders_is_judged_by_no_other_algorithms(tmp_path: Path) -> None:
+    path = adapted_study(tmp_path, "local.lr=0.05", "local.lr=0.05")
+    path.write_text(path.read_text().replace('"algorithm.adapt_lr=0.5", ', ""))
+    path.write_text(path.read_text().replace("la-ssfl", "per-ssfl"))
+    seen = Seen()
+    reproduce(path, rounds=1, out=tmp_path, timing=False, watch=seen)
+    assert seen.begun == ["plain-seed0", "personal-seed0"]
+
+
+def test_what_comes_with_another_run_is_timed_as_an_evaluation(tmp_path: Path) -> None:
+    path, seen = adapted_study(tmp_path, "local.lr=0.05", "local.lr=0.05"), Seen()
+    reproduce(path, rounds=2, out=tmp_path, dry_run=True, watch=seen)
+    (plan,) = seen.planned
+    first, second = plan.jobs
+    assert plan.seconds(second) == plan.timings["personal"].evaluation
+    assert plan.seconds(first) > plan.timings["plain"].evaluation  # type: ignore[operator]
+
+
 def test_without_a_global_encoder_the_personal_figures_are_kept(tmp_path: Path) -> None:
     path = write_study(tmp_path, figures='"personal_linear"')
     path.write_text(path.read_text().replace("per-ssfl", "local-only"))

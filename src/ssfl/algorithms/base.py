@@ -65,6 +65,9 @@ class Algorithm(ABC):
     """Independent mini-batches that one step takes."""
     whole_batches: ClassVar[bool] = False
     """A step needs each of its batches in one piece: `local.micro_batch` is refused."""
+    plain_theta: ClassVar[bool] = False
+    """Θ moves as in Global-SSFL, bit for bit on a CPU: who has a run of one such algorithm has the
+    Θ of all. Not inherited: a subclass may move it otherwise."""
     encoder: ClassVar[Literal["global", "personal", "adapted"]] = "global"
     """What a client is judged by: Θ, θ_k, or Θ after `adapt` on its own data."""
     metrics: ClassVar[tuple[str, ...]] = ("loss",)
@@ -77,6 +80,7 @@ class Algorithm(ABC):
     def __init_subclass__(cls) -> None:
         """Declarations that contradict each other would be trained with, and judged wrongly."""
         super().__init_subclass__()
+        cls.plain_theta = cls.__dict__.get("plain_theta", False)
         if cls.encoder not in ("global", "personal", "adapted"):
             raise ConfigError(
                 f"{cls.__name__}: encoder is 'global', 'personal' or 'adapted', not {cls.encoder!r}"

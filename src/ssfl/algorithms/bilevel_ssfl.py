@@ -29,6 +29,7 @@ class BiLevelSSFL(Algorithm):
     Options = BiLevelSSFLOptions
     personal = True
     anchored = True
+    plain_theta = True
     encoder = "personal"
     metrics = ("loss", "personal_loss")
 

@@ -18,6 +18,7 @@ class GlobalSSFL(Algorithm):
     """Optimise the global parameter Θ locally; there is no other."""
 
     Options: ClassVar[type[AlgorithmOptions]] = GlobalSSFLOptions
+    plain_theta = True
 
     def step(self, models: Models, *batches: Batch) -> tuple[Tensor, ...]:
         (batch,) = batches

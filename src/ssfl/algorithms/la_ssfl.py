@@ -31,6 +31,7 @@ class LASSFL(GlobalSSFL):
     """Θ is learned as ever; a client's encoder is Θ after `adapt`."""
 
     Options: ClassVar[type[AlgorithmOptions]] = LASSFLOptions
+    plain_theta = True
     encoder = "adapted"
 
     def __init__(self, options: AdaptationOptions) -> None:

@@ -26,6 +26,7 @@ class PerSSFL(Algorithm):
 
     Options = PerSSFLOptions
     personal = True
+    plain_theta = True
     encoder = "personal"
     metrics = ("loss", "personal_loss")
 

@@ -206,7 +206,8 @@ class Terminal:
             if plan.is_done(job):
                 state = "done"
             elif job.twin is not None:
-                state = f"trained as {job.twin.parent.parent.name}/{job.twin.name}"
+                part = "Θ " * bool(job.theta_of)
+                state = f"{part}trained as {job.twin.parent.parent.name}/{job.twin.name}"
             elif done:
                 state = f"{done} rounds done"
             table.add_row(

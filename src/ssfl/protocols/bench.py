@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssfl.assemble import build_host, load_federated
+from ssfl.config import Config
 from ssfl.data.federated import FederatedData
 from ssfl.data.images import Images
 from ssfl.data.split import labelled_images
@@ -38,10 +39,15 @@ class Bench:
     """The encoders of a run by client number (or `GLOBAL`), and what they make of the images."""
 
     def __init__(
-        self, run: Run, data: FederatedData | None = None, progress: Progress = silent
+        self,
+        run: Run,
+        data: FederatedData | None = None,
+        progress: Progress = silent,
+        config: Config | None = None,
     ) -> None:
-        self.run, self.config, self.progress = run, run.config, progress
-        self.data = data or load_federated(run.config)
+        """`config` is the run's own unless given: another algorithm may make encoders of its Θ."""
+        self.run, self.config, self.progress = run, config or run.config, progress
+        self.data = data or load_federated(self.config)
         if not len(self.data):
             raise ConfigError(
                 f"the images of {run.path} are at its sites: ask there, of the run in a site's "
@@ -49,8 +55,8 @@ class Bench:
                 f"`ssfl report {quote(str(run.path))}` writes"
             )
         # A few steps of adaptation are done long before a step is compiled.
-        engine = Engine(run.config.device.model_copy(update={"compile": "off"}))
-        self._host = build_host(run.config, self.data, run.store, engine)
+        engine = Engine(self.config.device.model_copy(update={"compile": "off"}))
+        self._host = build_host(self.config, self.data, run.store, engine)
         self.trainer = self._host.trainer
         self.device = self.trainer.engine.device
         checkpoint = run.checkpoint()
@@ -58,7 +64,7 @@ class Bench:
         check_fit(checkpoint, layout, run.checkpoints)
         rounds = checkpoint.rounds
         theta = checkpoint.tensors["theta"].to(self.device)
-        share = rounds / run.config.server.rounds
+        share = rounds / self.config.server.rounds
         self.task = Task(TaskKind.EVALUATE, rounds, theta, layout, progress=share)
         self._cache = FeatureCache()
         self._theta = [t.clone() for t in _tensors(self.trainer.global_encoder(theta))]

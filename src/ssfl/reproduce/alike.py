@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ssfl.algorithms import ALGORITHMS
 from ssfl.config import Config, parse, validated
 from ssfl.errors import ConfigError
 from ssfl.protocols.options import ProtocolOptions
@@ -28,6 +29,15 @@ def differences(one: Config, other: Config) -> dict[str, tuple[Any, Any]]:
     left, right = (_without(flat(c.model_dump(mode="json")), _ASIDE) for c in (one, other))
     keys = [*left, *(key for key in right if key not in left)]
     return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
+
+
+def same_theta(trained: Config, asked: Config) -> bool:
+    """Whether a run that was trained as one configuration has all that the other is judged by:
+    they differ in the algorithm alone, both move Θ in the same way, and clients keep no θ_k."""
+    there, here = (ALGORITHMS[config.algorithm.name] for config in (trained, asked))
+    if here.personal or not (there.plain_theta and here.plain_theta):
+        return False
+    return all(key.startswith("algorithm.") for key in differences(trained, asked))
 
 
 def training(config: Mapping[str, Any]) -> Settings:

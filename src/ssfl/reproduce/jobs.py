@@ -1,19 +1,21 @@
 """What a study comes down to: one run per arm and seed, each in a place of its own.
 
 A run that is there is gone on with, never begun anew; its configuration must be the one asked for.
-A finished run of the same configuration in another study under the same folder is judged instead
-of trained a second time (table 2's Per-SSFL is also an arm of two other studies).
+A finished run of the same configuration under the same folder is judged instead of trained a
+second time (table 2's Per-SSFL is also an arm of two other studies), and so is one that differs in
+its algorithm alone, where Θ is all that is judged and moves the same way (BiLevel-SSFL's run has
+LA-SSFL's Θ).
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ssfl.config import Config, load_config, with_whole_paths
 from ssfl.errors import CheckpointError, ConfigError
 from ssfl.federation.checkpoint import latest_checkpoint
-from ssfl.reproduce.alike import differences
+from ssfl.reproduce.alike import differences, same_theta
 from ssfl.reproduce.study import Arm, Study
 from ssfl.run import Run
 
@@ -30,7 +32,7 @@ class Job:
     synthetic: bool = False
     """On images made in the place of the real ones."""
     twin: Path | None = None
-    """A finished run of the same configuration, if another study has one."""
+    """A finished run that has what is judged here, if there is one."""
 
     @property
     def name(self) -> str:
@@ -45,6 +47,14 @@ class Job:
     def home(self) -> Path:
         """The run directory that is judged."""
         return self.twin or self.place
+
+    @property
+    def theta_of(self) -> str:
+        """The algorithm of the run whose Θ is judged, where it is another than the arm's."""
+        if self.twin is None:
+            return ""
+        trained = Run(self.twin).config.algorithm.name
+        return "" if trained == self.config.algorithm.name else trained
 
     def rounds_done(self) -> int:
         """Rounds that need not be trained any more."""
@@ -93,6 +103,16 @@ def plan(
     return jobs
 
 
+def trained_since(job: Job, out: Path) -> Job:
+    """The job, with the run that makes its own needless if one has come to its end by now."""
+    return job if job.twin is not None else _with_twin(job, _runs_below(out))
+
+
+def comes_with(job: Job, others: Iterable[Job]) -> bool:
+    """Whether the run of one of these will have what is judged here."""
+    return not job.place.exists() and any(_has(other.config, job) for other in others)
+
+
 def rounds_of_runs(folder: Path, arms: Sequence[Arm], seeds: Sequence[int]) -> int | None:
     """Rounds of the runs that are there already, for those who go on with them."""
     for arm in arms:
@@ -122,10 +142,16 @@ def _check(job: Job) -> None:
 def _with_twin(job: Job, there: dict[Path, Config]) -> Job:
     if job.place.exists():
         return job
-    for path, config in there.items():
-        if config.seed == job.seed and not differences(config, job.config):
-            return replace(job, twin=path)
-    return job
+    same = [path for path, config in there.items() if _has(config, job)]
+    exact = [path for path in same if not differences(there[path], job.config)]
+    return replace(job, twin=next(iter(exact or same), None))
+
+
+def _has(trained: Config, job: Job) -> bool:
+    """A run of this configuration has what is judged in the job."""
+    if trained.seed != job.seed:
+        return False
+    return not differences(trained, job.config) or same_theta(trained, job.config)
 
 
 def _runs_below(out: Path) -> dict[Path, Config]:

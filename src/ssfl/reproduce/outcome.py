@@ -11,8 +11,9 @@ import ssfl
 from ssfl.errors import ConfigError
 from ssfl.evaluation.in_words import HEALTH
 from ssfl.federation.engine import pick_device
-from ssfl.protocols.bench import Progress
+from ssfl.protocols.bench import Bench, Progress
 from ssfl.protocols.judge import evaluate
+from ssfl.protocols.judge import judge as judged
 from ssfl.protocols.scores import Evaluation, load_evaluation
 from ssfl.report.record import Record
 from ssfl.reproduce import made
@@ -27,6 +28,9 @@ from ssfl.run import Run
 def judge(study: Study, job: Job, progress: Progress) -> Evaluation:
     """The study's figures; those that were measured before, for another study, are not again."""
     run = Run(job.home)
+    if job.theta_of:  # what is kept beside the run is about its own encoders
+        bench = Bench(run, progress=progress, config=job.config)
+        return judged(bench, study.protocols_of(job.arm), study.options)
     old = load_evaluation(run.evaluation)
     if old is not None and not _as_wanted(old, study, job):
         old = None
@@ -72,6 +76,10 @@ def result_of(
         with contextlib.suppress(KeyError):
             figures.setdefault(name, Figure.of(found[name]))
     between = sum(row["seconds"] for row in run.metrics if row["kind"] == "evaluation")
+    curve, trained = _curve(record), run.final["seconds"]
+    if job.theta_of:  # which has been paid for, and whose clients were judged by other encoders
+        between = trained = 0.0
+        curve.pop("knn_mean", None)
     facts = run.facts
     device = pick_device(job.config.device.device)
     return Result(
@@ -85,8 +93,8 @@ def result_of(
         train_images=facts["train_images"],
         figures=figures,
         health=health,
-        curve=_curve(record),
-        seconds=run.final["seconds"],
+        curve=curve,
+        seconds=trained,
         evaluation_seconds=between + found.seconds.get("total", 0.0),
         command=command,
         commit=made.commit(),
@@ -95,6 +103,7 @@ def result_of(
         torch=torch.__version__,
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         run=_relative(job.home, plan.folder),
+        theta_of=job.theta_of,
         config=job.config.model_dump(mode="json", exclude={"version", "name"}),
         options=found.options,
     )

@@ -179,6 +179,8 @@ def _making(found: StudyResult, where: str) -> str:
         seconds = sum(r.seconds + r.evaluation_seconds for r in group)
         runs = "1 run" if len(group) == 1 else f"{len(group)} runs"
         lines.append(f"- `{command}`: {runs}, {duration(seconds)} on {device}; {program}")
+        of = {r.arm: r.theta_of for r in group if r.theta_of}
+        lines[-1] += "".join(f"; {arm} by the Θ of {theirs}'s run" for arm, theirs in of.items())
     drawn = {(part.command, _program(part)) for part in found.partitions.values()}
     lines += [f"- `{command}`; {program}" for command, program in sorted(drawn)]
     figures = "every figure, with seed, seconds and per-client values"

@@ -96,8 +96,8 @@ def _groups(found: StudyResult, common: Sequence[str]) -> dict[str, list[Result]
 
 def _indicator(found: StudyResult, result: Result) -> str:
     figures = found.study.figures_of(found.study.arm(result.arm))
-    personal = figures[0].startswith("personal") and "knn_mean" in result.curve
-    return "knn_mean" if personal else "knn_global"
+    known = "knn_mean" in result.curve or result.theta_of  # then nobody looked at it midway
+    return "knn_mean" if figures[0].startswith("personal") and known else "knn_global"
 
 
 def _look(index: int) -> dict[str, Any]:

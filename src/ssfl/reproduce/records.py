@@ -62,6 +62,8 @@ class Result(Section):
     finished: str = ""
     run: str = ""
     """Its run directory, as seen from where results.json is."""
+    theta_of: str = ""
+    """The algorithm that this run trained with, where another's encoders were made of its Θ."""
     config: dict[str, Any] = Field(default_factory=dict)
     """As it was trained."""
     options: dict[str, Any] | None = None

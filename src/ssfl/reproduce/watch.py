@@ -16,7 +16,7 @@ from ssfl.federation.messages import Reply
 from ssfl.protocols.bench import Progress, silent
 from ssfl.reproduce.alike import differences, judging
 from ssfl.reproduce.estimate import Timing
-from ssfl.reproduce.jobs import Job
+from ssfl.reproduce.jobs import Job, comes_with
 from ssfl.reproduce.records import Result
 from ssfl.reproduce.study import Study
 from ssfl.run import Run
@@ -42,7 +42,10 @@ class Plan:
         if self.is_done(job):
             return 0.0
         timing = self.timings.get(job.arm.name)
-        return timing.run(job.config, done=job.rounds_done()) if timing else None
+        earlier = self.jobs[: self.jobs.index(job)]
+        rounds = job.config.server.rounds
+        done = rounds if comes_with(job, earlier) else job.rounds_done()
+        return timing.run(job.config, done=done) if timing else None
 
     def total(self) -> float | None:
         """What is left of all that was timed; None where nothing was."""

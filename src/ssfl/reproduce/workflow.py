@@ -14,7 +14,7 @@ from ssfl.files import write_text
 from ssfl.locks import alone, claimed
 from ssfl.reproduce import made, synthetic
 from ssfl.reproduce.estimate import LEAST_ROUNDS, MARGIN, Timing, fitting_rounds, measure_all
-from ssfl.reproduce.jobs import Job, plan, rounds_of_runs
+from ssfl.reproduce.jobs import Job, plan, rounds_of_runs, trained_since
 from ssfl.reproduce.library import load_study
 from ssfl.reproduce.outcome import judge, result_of
 from ssfl.reproduce.pages import write_pages
@@ -196,7 +196,8 @@ class _Playing:
                     continue
                 with claimed(job.place.with_name(f".{job.place.name}.lock")) as mine:
                     if mine and not self.plan_.is_done(job):
-                        self._one(job, place)
+                        jobs[place] = trained_since(job, self.plan_.folder.parent)
+                        self._one(jobs[place], place)
                     elif not mine:
                         self.why[job.name] = "another process is at it"
                 self._write(pictures=False)
