@@ -465,6 +465,37 @@ def test_the_seconds_of_a_run_are_those_of_all_its_sessions(tmp_path: Path) -> N
     assert run.final["train_seconds"] >= took[-1] >= 3 * 0.3
 
 
+class Counting(Quiet):
+    """Counts every client's states on disk before each round, and is stopped before one."""
+
+    def __init__(self, clients: Path, stopped_before: int) -> None:
+        self.clients, self.stopped_before = clients, stopped_before
+        self.most = 0
+
+    def begin_round(self, round_: int, clients: int) -> None:
+        counts = [len(list(folder.iterdir())) for folder in self.clients.glob("*")]
+        self.most = max([self.most, *counts])
+        if round_ == self.stopped_before:
+            raise KeyboardInterrupt
+
+
+def test_disk_holds_a_clients_last_states_alone_before_the_first_checkpoint_too(
+    tmp_path: Path,
+) -> None:
+    config = tiny(
+        algorithm={"name": "per-ssfl"},
+        server={"rounds": 9},
+        run={"store_mb": 0, "checkpoint_every": 100},
+    )
+    begun = Counting(tmp_path / "run" / "clients", stopped_before=5)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out=tmp_path / "run", display=begun)
+    assert begun.most == 2
+    gone_on = Counting(begun.clients, stopped_before=9)
+    resume(tmp_path / "run", display=gone_on)
+    assert gone_on.most == 3  # and that of the checkpoint
+
+
 class Moving(Quiet):
     """Gives the run directory another name in the midst of the run."""
 

@@ -237,6 +237,7 @@ class Experiment:
             self._check_states(store, rows, server.rounds_done)
             log_all(trackers, {"kind": "resume", "round": server.rounds_done})
         store.rewind(server.rounds_done)
+        store.prune(server.durable)  # so that it knows what is outdated before the next checkpoint
         remove_unfinished(self.run.path)
         return standing(rows, server.rounds_done)
 

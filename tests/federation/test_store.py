@@ -71,6 +71,19 @@ def test_states_stay_in_memory_until_the_limit_and_then_the_longest_unused_go_to
     assert store.clients() == [0, 1, 2, 3]
 
 
+def test_that_states_wait_on_disk_is_said_once_and_only_where_memory_was_meant_to_hold_some(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for limit in (0, 1 << 20):
+        store = StateStore(tmp_path / str(limit), limit)
+        for client in range(4):
+            store.put(client, 1, ClientState(personal=torch.zeros(100_000)))  # 400 KB
+    assert [record.getMessage() for record in caplog.records] == [
+        "clients' states take more than the 1 MB of run.store_mb: those unused for longest wait on "
+        "disk, which costs time"
+    ]
+
+
 def test_memory_never_holds_more_than_the_limit_and_one_state(store: StateStore) -> None:
     rng = np.random.default_rng(0)
     for rounds in range(1, 60):

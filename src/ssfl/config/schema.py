@@ -50,7 +50,7 @@ class RunOptions(Section):
     checkpoint_every: int = Field(10, ge=1)
     """Rounds between checkpoints; one is also written on Ctrl-C and at the end."""
     store_mb: int = Field(4096, ge=0)
-    """Memory for clients' states before they spill to disk."""
+    """Memory for clients' states, twice over for those in a round, before they spill to disk."""
     trackers: tuple[Literal["mlflow", "wandb"], ...] = ()
     """Listeners beside metrics.jsonl and TensorBoard: mlflow (where MLFLOW_TRACKING_URI says, else
     in a file of the working directory), wandb."""

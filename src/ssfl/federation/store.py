@@ -6,6 +6,7 @@ older versions stay until a newer checkpoint makes them useless. Versions in bet
 client that trains a hundred rounds from one checkpoint to the next has three files, not a hundred.
 """
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from ssfl.federation.state import ClientState
 from ssfl.files import read_tensors, write_tensors
+
+log = logging.getLogger(__name__)
 
 Versions = dict[int, ClientState]
 
@@ -35,6 +38,7 @@ class StateStore:
         self._touched: set[int] = set()
         self._bytes = 0
         self._complete = 0  # rounds, as far as anybody has said
+        self._crowded = limit == 0  # and that has been said, or nobody expects otherwise
         self._lock = threading.Lock()
 
     def get(self, client: int, before: int) -> ClientState:
@@ -137,6 +141,13 @@ class StateStore:
                 return
             if client == keep:
                 continue
+            if not self._crowded:
+                self._crowded = True
+                log.warning(
+                    "clients' states take more than the %d MB of run.store_mb: those unused for "
+                    "longest wait on disk, which costs time",
+                    self.limit >> 20,
+                )
             for version, state in self._memory[client].items():
                 self._save(client, version)
                 self._bytes -= state.bytes
