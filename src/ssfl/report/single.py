@@ -5,6 +5,7 @@ from html import escape
 from pathlib import Path
 
 from ssfl.config import to_toml
+from ssfl.data.decode import printable
 from ssfl.errors import SSFLError
 from ssfl.evaluation.in_words import HEALTH
 from ssfl.files import write_text
@@ -49,7 +50,8 @@ def render(run: Run) -> str:
         try:
             bench = Bench(run)
         except SSFLError as error:
-            missing = f"Figures that need the images or a checkpoint are missing: {error}."
+            why = printable(str(error))
+            missing = f"Figures that need the images or a checkpoint are missing: {why}."
             log.warning("report: %s", missing)
     sections = [
         _curves(record),
