@@ -170,6 +170,33 @@ def test_figures_of_theta_agree_with_longhand_and_scikit_learn(
             assert (score.n, score.ci95) == (len(truth), pytest.approx(half))
 
 
+def test_where_asked_classifiers_learn_from_mirror_images_too(
+    personal: Run, data: FederatedData, found: protocols.Evaluation
+) -> None:
+    train_, test = data.dataset.train, data.dataset.test
+    mirrored = torch.from_numpy(np.ascontiguousarray(train_.pixels.numpy()[..., ::-1]))
+    twice = torch.cat([train_.pixels, mirrored])
+    labels = train_.labels.numpy()
+    for client in data.clients():
+        seen, unseen = (features(personal, client, pixels) for pixels in (twice, test.pixels))
+        right = sklearn_right(seen, np.tile(labels, 2), unseen, test.labels.numpy())
+        local = right[data.test_indices(client).numpy()].mean()
+        assert found["personal_linear_mirrored"].clients[client] == pytest.approx(local, abs=0.005)
+    encoder = personal.global_encoder()
+    seen, unseen = encoder(twice), encoder(test.pixels)
+    right = sklearn_right(seen.double().numpy(), np.tile(labels, 2), unseen, test.labels.numpy())
+    assert found["global_linear_mirrored"].value == pytest.approx(right.mean(), abs=0.005)
+    parts = [data.train_indices(client) for client in data.clients()]
+    both = [torch.cat([part, part + len(labels)]) for part in parts]
+    given = [seen[part] for part in both], [train_.labels[part].repeat(2) for part in parts]
+    own = personal.config.seed
+    result = federated_linear(*given, unseen, test.labels, 10, QUICK.linear, own)
+    figure = found["global_federated_linear_mirrored"].value
+    assert figure == pytest.approx(result.accuracy, abs=0.005)
+    for name in ("global_linear", "global_federated_linear", "personal_linear"):
+        assert found[f"{name}_mirrored"].value != found[name].value
+
+
 def test_a_linear_classifier_is_trained_on_all_images_however_uneven_their_classes(
     shared: Run, data: FederatedData
 ) -> None:
@@ -258,8 +285,9 @@ def test_judging_several_encoders_at_once_changes_no_figure(
     found: protocols.Evaluation,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bench.Bench, "at_once", 3)  # as on a GPU: groups of three and one
-    asked = ["knn", "linear", "semi-linear", "health"]
+    # As on a GPU: groups of three and one.
+    monkeypatch.setattr(bench.Bench, "at_once", lambda self, mirrored: 3)
+    asked = ["knn", "linear", "mirrored-linear", "semi-linear", "health"]
     at_once = protocols.judge(bench.Bench(personal, data), asked, QUICK)
     for score in at_once.scores:
         # Sums in another order may turn a test image or two.
@@ -349,13 +377,16 @@ def test_every_protocol_leaves_its_figure(found: protocols.Evaluation) -> None:
         "global_knn",
         "global_federated_linear",
         "global_federated_linear_local",
+        "global_federated_linear_mirrored",
         "global_linear",
+        "global_linear_mirrored",
         "global_linear_1pct",
         "global_linear_10pct",
         "global_finetune_1pct",
         "global_finetune_10pct",
         "personal_knn",
         "personal_linear",
+        "personal_linear_mirrored",
         "personal_linear_global",
         "personal_linear_1pct",
         "personal_linear_10pct",
@@ -443,7 +474,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
-ALL_BUT_TUNING = ["knn", "federated-linear", "linear", "naive-federated-linear", "semi-linear"]
+ALL_BUT_TUNING = sorted({*PROTOCOLS} - {"semi-finetune", "health"})
 
 
 def test_features_and_classifiers_of_an_encoder_are_computed_once(
@@ -456,13 +487,14 @@ def test_features_and_classifiers_of_an_encoder_are_computed_once(
         return fit(train, *rest)
 
     monkeypatch.setattr(probes, "linear_probes", linear_probes)
-    images, tests = len(data.dataset.train) + len(data.dataset.test), len(data.dataset.test)
+    tests = len(data.dataset.test)
+    images = 2 * len(data.dataset.train) + tests  # those to learn from, also mirrored
     evaluate(personal, ALL_BUT_TUNING, options=QUICK, data=data)
     # Θ and four personal encoders, whose test images the naive classifier sees once more.
-    assert seen == {"images": 5 * images + 4 * tests, "classifiers": 5 * 3}
+    assert seen == {"images": 5 * images + 4 * tests, "classifiers": 5 * 4}
     seen.clear()
     evaluate(shared, ALL_BUT_TUNING, options=QUICK, data=data)
-    assert seen == {"images": images, "classifiers": 3}  # Θ alone, by which all are judged
+    assert seen == {"images": images, "classifiers": 4}  # Θ alone, by which all are judged
 
 
 def with_permuted_test_labels(data: FederatedData) -> FederatedData:
@@ -508,7 +540,7 @@ def test_permuted_test_labels_leave_every_classifier_unchanged(
     before = evaluate(personal, ALL_BUT_TUNING, options=QUICK, data=data)
     half = len(made)
     after = evaluate(personal, ALL_BUT_TUNING, options=QUICK, data=with_permuted_test_labels(data))
-    assert half == 1 + 1 + 5 * 3
+    assert half == 2 + 1 + 5 * 4
     assert all(torch.equal(a, b) for a, b in zip(made[:half], made[half:], strict=True))
     assert before["personal_linear"].value != after["personal_linear"].value
 

@@ -32,10 +32,11 @@ def evaluate(
     """Judge a run's last checkpoint by the paper's protocols.
 
     By default those of its tables, and label-free health: knn, federated-linear (of the shared
-    encoder), linear (of every encoder) and health. On request, or with --all:
-    naive-federated-linear, semi-linear and semi-finetune (1 % and 10 % of the labels). Where there
-    are no labels, health is what remains. Writes RUN/evaluation.json; figures of other protocols,
-    measured before in the same way, are kept, and a note names those that are not.
+    encoder), linear (of every encoder) and health. On request, or with --all: mirrored-linear (both
+    linear ones, trained on mirror images too), naive-federated-linear, semi-linear and
+    semi-finetune (1 % and 10 % of the labels). Where there are no labels, health is what remains.
+    Writes RUN/evaluation.json; figures of other protocols, measured before in the same way, are
+    kept, and a note names those that are not.
 
     Example: ssfl evaluate runs/demo -p knn -p semi-linear
     """

@@ -72,14 +72,14 @@ class Bench:
         self._test_pixels: Tensor | None = None
         self._in_place: tuple[int, nn.Module] | None = None
 
-    @property
-    def at_once(self) -> int:
+    def at_once(self, *, mirrored: bool) -> int:
         """How many encoders' features may be kept side by side: on a GPU, where many classifiers
         train as fast as one, as many as a third of its free memory holds with a copy of each."""
         if self.device.type == "cpu":
             return 1
         free, _ = torch.cuda.mem_get_info(self.device)
-        images = len(self.data.dataset.train) + len(self.test.pixels if self.test else ())
+        images = (1 + mirrored) * len(self.data.dataset.train)
+        images += len(self.test.pixels if self.test else ())
         width = self.trainer.models.global_.method.backbone.features
         return max(1, free // 3 // (2 * 4 * images * width))
 
@@ -162,6 +162,10 @@ class Bench:
         """Features of all training images."""
         return self._features(who, "train", self.trainer.pixels)
 
+    def mirrored_features(self, who: int) -> Tensor:
+        """Features of all training images' mirror images."""
+        return self._features(who, "mirrored", self.trainer.pixels, mirrored=True)
+
     def test_features(self, who: int) -> Tensor:
         """Features of all test images."""
         if self._test_pixels is None:
@@ -174,8 +178,9 @@ class Bench:
         if self.key(who) != GLOBAL:
             self._cache.forget(who)
 
-    def features_of(self, who: int, pixels: Tensor) -> Tensor:
-        """Features of any images, not kept."""
+    def features_of(self, who: int, pixels: Tensor, *, mirrored: bool = False) -> Tensor:
+        """Features of any images or of their mirror images, not kept."""
+        plain = self.trainer.views.plain
         done = 0
 
         def advance(images: int) -> None:
@@ -186,15 +191,18 @@ class Bench:
         return extract(
             self.encoder(who),
             pixels,
-            self.trainer.views.plain,
+            (lambda raw: plain(raw.flip(-1))) if mirrored else plain,
             device=self.device,
             batch=self.config.evaluation.batch,
             autocast=self.trainer.engine.autocast,
             progress=advance,
         )
 
-    def _features(self, who: int, split: str, pixels: Tensor) -> Tensor:
-        return self._cache.get(self.key(who), split, lambda: self.features_of(who, pixels))
+    def _features(self, who: int, split: str, pixels: Tensor, *, mirrored: bool = False) -> Tensor:
+        def compute() -> Tensor:
+            return self.features_of(who, pixels, mirrored=mirrored)
+
+        return self._cache.get(self.key(who), split, compute)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

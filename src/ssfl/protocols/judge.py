@@ -3,8 +3,9 @@
 kNN; federated linear evaluation of Θ; a linear classifier per encoder, trained on the whole
 training set and tested on each client's own test images (and on all); the naive federated linear
 evaluation, which misleads, tested in the same two ways; and semi-supervised with 1 % and 10 % of
-the labels. Per-client figures are kept. Labels are read here, after training; without any,
-label-free health is what remains.
+the labels. Classifiers may also learn from mirror images: SimSiam's own evaluation crops and flips
+at random, and flips are what features that are made once can have of that. Per-client figures are
+kept. Labels are read here, after training; without any, label-free health is what remains.
 """
 
 import time
@@ -24,7 +25,7 @@ from ssfl.evaluation.spread import spread
 from ssfl.guest import own_torch
 from ssfl.protocols.bench import GLOBAL, Bench, Progress, silent
 from ssfl.protocols.options import PROTOCOLS, TABLES, ProtocolOptions
-from ssfl.protocols.probes import Probes
+from ssfl.protocols.probes import EVERYTHING, MIRRORED, Lesson, Probes
 from ssfl.protocols.scores import Evaluation, Score, load_evaluation, over_clients, over_images
 from ssfl.protocols.tuning import finetuned
 from ssfl.protocols.unlabelled import Figures, Wellbeing
@@ -77,7 +78,7 @@ def judge(bench: Bench, protocols: Sequence[str], options: ProtocolOptions) -> E
     started = time.perf_counter()
     if bench.shares:
         judge_.theta()
-    clients, size = judge_.clients, bench.at_once
+    clients, size = judge_.clients, bench.at_once(mirrored="mirrored-linear" in protocols)
     for first in range(0, len(clients), size):
         bench.progress("encoders judged", first, len(clients))
         judge_.group(clients[first : first + size])
@@ -143,12 +144,23 @@ class _Judge:
             self._global.append(over_images("global_knn", value, len(test)))
         if "federated-linear" in self.asked:
             with self._timing("federated-linear"):
-                self._federated(train, test)
+                right = self._federated([train], test)
+            self._keep_global("global_federated_linear", right)
+            for client in self.clients:
+                value = _mean(right[bench.test_rows(client)])
+                self._personal["global_federated_linear_local"][client] = value
+        if "mirrored-linear" in self.asked:
+            with self._timing("mirrored-linear"):
+                right = self._federated([train, bench.mirrored_features(GLOBAL)], test)
+            self._keep_global("global_federated_linear_mirrored", right)
         self._fit([GLOBAL])
         if "linear" in self.asked:
             self._keep_global("global_linear", self._probes.right(GLOBAL))
+        if "mirrored-linear" in self.asked:
+            self._keep_global("global_linear_mirrored", self._probes.right(GLOBAL, MIRRORED))
         for share in self._shares("semi-linear"):
-            self._keep_global(f"global_linear_{_percent(share)}", self._probes.right(GLOBAL, share))
+            right = self._probes.right(GLOBAL, Lesson(share))
+            self._keep_global(f"global_linear_{_percent(share)}", right)
         for share in self._shares("semi-finetune"):
             value = self._finetune(GLOBAL, share, torch.arange(len(test)))
             name = f"global_finetune_{_percent(share)}"
@@ -181,6 +193,8 @@ class _Judge:
             with self._timing("features"):
                 bench.train_features(who)
                 bench.test_features(who)
+                if "mirrored-linear" in self.asked:
+                    bench.mirrored_features(who)
         if "health" in self.asked:
             with self._timing("health"):
                 self._wellbeing.see(who)
@@ -215,8 +229,11 @@ class _Judge:
             right = self._probes.right(client)
             keep["personal_linear"][client] = _mean(right[rows])
             keep["personal_linear_global"][client] = _mean(right)
+        if "mirrored-linear" in self.asked:
+            right = self._probes.right(client, MIRRORED)
+            keep["personal_linear_mirrored"][client] = _mean(right[rows])
         for share in self._shares("semi-linear"):
-            right = self._probes.right(client, share)
+            right = self._probes.right(client, Lesson(share))
             keep[f"personal_linear_{_percent(share)}"][client] = _mean(right[rows])
         if self.options.finetune_clients:
             for share in self._shares("semi-finetune"):
@@ -249,32 +266,29 @@ class _Judge:
             for name, values in self._personal.items()
         ]
 
-    def _federated(self, train: Tensor, test: Tensor) -> None:
+    def _federated(self, sights: Sequence[Tensor], test: Tensor) -> Tensor:
+        """Which test images a classifier gets right that FedAvg has trained on what Θ makes of all
+        training images, seen once or more often."""
         bench, data = self.bench, self.bench.data
-        parts = [data.train_indices(c).to(train.device) for c in data.clients()]
+        parts = [data.train_indices(c).to(test.device) for c in data.clients()]
         result = federated_linear(
-            [train[part] for part in parts],
-            [bench.train_labels[part] for part in parts],
+            [torch.cat([features[part] for features in sights]) for part in parts],
+            [bench.train_labels[part].repeat(len(sights)) for part in parts],
             test,
             bench.test_labels,
             bench.classes,
             self.options.linear,
             bench.config.seed,
         )
-        right = result.predict(test) == bench.test_labels
-        self._keep_global("global_federated_linear", right)
-        for client in self.clients:
-            value = _mean(right[bench.test_rows(client)])
-            self._personal["global_federated_linear_local"][client] = value
+        return result.predict(test) == bench.test_labels
 
     def _fit(self, encoders: Sequence[int]) -> None:
         """All linear probes that are asked for, on these encoders at once."""
-        if "linear" in self.asked:
-            with self._timing("linear"):
-                self._probes.fit(encoders, 1.0)
-        for share in self._shares("semi-linear"):
-            with self._timing("semi-linear"):
-                self._probes.fit(encoders, share)
+        few = [("semi-linear", Lesson(share)) for share in self._shares("semi-linear")]
+        for protocol, lesson in (("linear", EVERYTHING), ("mirrored-linear", MIRRORED), *few):
+            if protocol in self.asked:
+                with self._timing(protocol):
+                    self._probes.fit(encoders, lesson)
 
     def _finetune(self, who: int, share: float, test_rows: Tensor) -> float:
         with self._timing("semi-finetune"):

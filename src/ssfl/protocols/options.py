@@ -12,6 +12,7 @@ PROTOCOLS = {
     "knn": "kNN of Θ and of each client's encoder",
     "federated-linear": "Θ frozen, a linear classifier trained by FedAvg",
     "linear": "a linear classifier per encoder, trained on the whole training set",
+    "mirrored-linear": "both of these, trained on the images' mirror images too",
     "naive-federated-linear": "one FedAvg classifier over the clients' different encoders",
     "semi-linear": "a linear classifier with a few of the labels",
     "semi-finetune": "encoder and classifier trained with a few of the labels",

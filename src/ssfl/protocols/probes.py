@@ -1,7 +1,9 @@
 """Linear probes of a run's encoders: a classifier on each, with all of the labels or a few."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ssfl.evaluation.linear import linear_probes
@@ -9,30 +11,40 @@ from ssfl.evaluation.options import LinearOptions
 from ssfl.protocols.bench import GLOBAL, Bench
 
 
+class Lesson(NamedTuple):
+    """What a classifier learns from: all training images, unless told otherwise."""
+
+    share: float = 1.0
+    """Of the labels."""
+    mirrored: bool = False
+    """The images' mirror images too."""
+
+
+EVERYTHING = Lesson()
+MIRRORED = Lesson(mirrored=True)
+
+
 class Probes:
-    """Which test images the probe of each encoder gets right, with each share of the labels."""
+    """Which test images the probe of each encoder gets right, after each lesson."""
 
     def __init__(self, bench: Bench, options: LinearOptions) -> None:
         self._bench, self._options = bench, options
-        self._right: dict[tuple[int, float], Tensor] = {}
+        self._right: dict[tuple[int, Lesson], Tensor] = {}
 
-    def fit(self, encoders: Sequence[int], share: float) -> None:
-        """A classifier with a share of the labels for every encoder that has none yet, all at
-        once."""
+    def fit(self, encoders: Sequence[int], lesson: Lesson) -> None:
+        """A classifier for every encoder that has none yet after this lesson, all at once."""
         bench = self._bench
         new = {
-            bench.key(who): who for who in encoders if (bench.key(who), share) not in self._right
+            bench.key(who): who for who in encoders if (bench.key(who), lesson) not in self._right
         }
         if not new:
             return
-        train = [bench.train_features(who) for who in new.values()]
-        test = [bench.test_features(who) for who in new.values()]
         labels = bench.train_labels
-        if share < 1:
-            rows = bench.labelled_rows(share).to(labels.device)
-            train, labels = [features[rows] for features in train], labels[rows]
+        rows = bench.labelled_rows(lesson.share).to(labels.device) if lesson.share < 1 else None
+        labels = (labels if rows is None else labels[rows]).repeat(1 + lesson.mirrored)
+        test = [bench.test_features(who) for who in new.values()]
         results = linear_probes(
-            train,
+            [self._seen(who, lesson, rows) for who in new.values()],
             labels,
             test,
             bench.test_labels,
@@ -41,11 +53,19 @@ class Probes:
             bench.config.seed,
         )
         for key, result, features in zip(new, results, test, strict=True):
-            self._right[key, share] = result.predict(features) == bench.test_labels
+            self._right[key, lesson] = result.predict(features) == bench.test_labels
 
-    def right(self, who: int, share: float = 1.0) -> Tensor:
+    def _seen(self, who: int, lesson: Lesson, rows: Tensor | None) -> Tensor:
+        sights = [self._bench.train_features(who)]
+        if lesson.mirrored:
+            sights.append(self._bench.mirrored_features(who))
+        if rows is not None:
+            sights = [features[rows] for features in sights]
+        return torch.cat(sights) if len(sights) > 1 else sights[0]
+
+    def right(self, who: int, lesson: Lesson = EVERYTHING) -> Tensor:
         """Which test images this encoder's probe gets right."""
-        return self._right[self._bench.key(who), share]
+        return self._right[self._bench.key(who), lesson]
 
     def forget_clients(self) -> None:
         """Let go of all but Θ's, which clients to come may share."""

@@ -22,6 +22,7 @@ _JUDGING = {
     "knn": "kNN",
     "linear": "linear classifiers",
     "federated-linear": "FedAvg's classifier",
+    "mirrored-linear": "with mirror images",
     "naive-federated-linear": "naive FedAvg",
     "semi-linear": "few labels, linear",
     "semi-finetune": "few labels, fine-tuning",
