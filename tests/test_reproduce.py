@@ -598,6 +598,17 @@ def test_a_resumed_run_is_reckoned_by_what_is_left() -> None:
     assert timing.run(config, done=50) == pytest.approx(4)
 
 
+def test_rounds_of_theta_alone_are_reckoned_by_what_they_take() -> None:
+    settings = ["evaluation.every=0", "algorithm.begin=0.75", "server.rounds=50"]
+    config = load_config("digits", ["algorithm.name=per-ssfl", *settings])
+    timing = Timing(
+        setup=3, warmup=2, round=0.5, judging=1, saving=0, evaluation=4, alone=0.125
+    )  # θ_k begins with the 39th round, the first at 38 / 50 >= 0.75
+    assert timing.run(config) == pytest.approx(3 + 2 + 38 * 0.125 + 12 * 0.5 + 1 + 4)
+    assert timing.run(config, done=30) == pytest.approx(3 + 2 + 8 * 0.125 + 12 * 0.5 + 1 + 4)
+    assert timing.run(config, done=40) == pytest.approx(3 + 2 + 10 * 0.5 + 1 + 4)
+
+
 @pytest.mark.parametrize("every", [7, 10, 300])
 def test_evaluations_and_checkpoints_are_reckoned_one_by_one(every: int) -> None:
     config = load_config("digits", [f"evaluation.every={every}", "run.checkpoint_every=9"])
@@ -648,6 +659,25 @@ def test_parts_of_a_run_are_told_apart_by_the_clock(monkeypatch: pytest.MonkeyPa
     assert measured() == Timing(
         setup=5, warmup=64 - 1.5, round=1.5, judging=0.5, saving=0.25, evaluation=7
     )
+
+
+def test_where_theta_k_begins_late_both_kinds_of_rounds_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained = []
+
+    class Both(Pretence):
+        def train(self, config: Any, out: Path, display: Any) -> Any:
+            trained.append(config.algorithm)
+            seconds = 8.0 if config.algorithm.name == "per-ssfl" else 3.0
+            self.rounds = [[(seconds, 1)]] * 3
+            return super().train(config, out, display)
+
+    Both(monkeypatch, [])
+    found = measured("algorithm.name=per-ssfl", "algorithm.weight=2", "algorithm.begin=0.75")
+    assert (found.round, found.alone) == (8, 3)
+    assert [options.name for options in trained] == ["per-ssfl", "global-ssfl"]
+    assert (trained[0].weight, trained[0].begin) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,10 @@ class Algorithm(ABC):
         models.global_.flat.shared.copy_(theta)
         return None
 
+    def at(self, progress: float) -> "Algorithm":
+        """Whose steps are made with so much of the experiment (0 to 1) behind them."""
+        return self
+
     @abstractmethod
     def step(self, models: Models, *batches: Batch) -> tuple[Tensor, ...]:
         """One local iteration; returns the detached numbers named in `metrics`."""

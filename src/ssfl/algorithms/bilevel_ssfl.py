@@ -9,11 +9,12 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from ssfl.algorithms.base import Algorithm, AlgorithmOptions, Models
+from ssfl.algorithms.base import Models
+from ssfl.algorithms.late import Late, LateOptions
 from ssfl.ssl.base import Batch
 
 
-class BiLevelSSFLOptions(AlgorithmOptions):
+class BiLevelSSFLOptions(LateOptions):
     """How near the personal weights stay to the global ones."""
 
     name: Literal["bilevel-ssfl"] = "bilevel-ssfl"
@@ -23,7 +24,7 @@ class BiLevelSSFLOptions(AlgorithmOptions):
     """λ/2 ‖θ_k − Θ‖² as in the paper's equation, or λ ‖θ_k − Θ‖² as in its listing."""
 
 
-class BiLevelSSFL(Algorithm):
+class BiLevelSSFL(Late):
     """Θ and θ_k descend side by side, θ_k on a leash."""
 
     Options = BiLevelSSFLOptions

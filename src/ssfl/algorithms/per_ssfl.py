@@ -9,11 +9,12 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from ssfl.algorithms.base import Algorithm, AlgorithmOptions, Models
+from ssfl.algorithms.base import Models
+from ssfl.algorithms.late import Late, LateOptions
 from ssfl.ssl.base import Batch, negative_cosine
 
 
-class PerSSFLOptions(AlgorithmOptions):
+class PerSSFLOptions(LateOptions):
     """How near the personal representations stay to the global ones."""
 
     name: Literal["per-ssfl"] = "per-ssfl"
@@ -21,7 +22,7 @@ class PerSSFLOptions(AlgorithmOptions):
     """λ: weight of the distance between personal and global predictions."""
 
 
-class PerSSFL(Algorithm):
+class PerSSFL(Late):
     """Θ and θ_k descend side by side on the same views."""
 
     Options = PerSSFLOptions

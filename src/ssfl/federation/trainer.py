@@ -74,7 +74,7 @@ class Trainer:
         self._norms = global_.flat.norms() if local.batch_norm == "fedbn" else None
         self._own_norms = None if self._norms is None else self._norms[: self.layout.trainable]
         self._drift = Drift(local, self.models, self._own_norms)
-        self._frozen = False
+        self._acting, self._frozen = algorithm, False
         self._make_views = engine.compiled(views, lambda pixels, _: len(pixels) == self._usual)
         self._step = engine.step(self._one_step)
 
@@ -100,11 +100,12 @@ class Trainer:
         plan = self._plan(client, task.round, indices)
         draws = torch_generator(self.seed, "views", task.round, client, device=device)
         uniforms = self._uniforms(plan, draws)
-        self._freeze(task)
+        self._turn(task)
         if len(plan):  # a step that is captured is captured before the models matter
             self._step.ready(plan[0], uniforms[0])
         memory = self._load(client, task, theta, state)
-        totals = torch.zeros(len(self.algorithm.metrics), device=device)
+        metrics = self._acting.metrics
+        totals = torch.zeros(len(metrics), device=device)
         for index, numbers in zip(plan, uniforms, strict=True):
             if self.stop.is_set():
                 raise KeyboardInterrupt
@@ -123,7 +124,7 @@ class Trainer:
             delta=delta,
             state=kept,
             steps=len(plan),
-            metrics=dict(zip(self.algorithm.metrics, values, strict=True)),
+            metrics=dict(zip(metrics, values, strict=True)),
             norm=norm_,
             finite=bool(finite_),
             control=self._drift.change,
@@ -180,7 +181,7 @@ class Trainer:
     def _adapt(self, client: int, task: Task, indices: Tensor) -> None:
         """A few plain SGD steps on the client's own images, as the algorithm has it."""
         learner, algorithm = self.models.global_, self.algorithm
-        self._freeze(task)
+        self._turn(task)
         learner.keep_pace()
         learner.stand_at(task.progress)
         draws = torch_generator(
@@ -225,14 +226,15 @@ class Trainer:
 
     def _one_step(self, index: Tensor, uniforms: Tensor) -> Tensor:
         """One iteration of the algorithm, in one piece or in micro-batches."""
-        totals = torch.zeros(len(self.algorithm.metrics), device=index.device)
+        algorithm = self._acting
+        totals = torch.zeros(len(algorithm.metrics), device=index.device)
         for batches in self._in_parts(index, uniforms, self._make_views):
-            values = self.algorithm.step(self.models, *batches)
+            values = algorithm.step(self.models, *batches)
             tensors = isinstance(values, tuple) and all(isinstance(v, Tensor) for v in values)
             if not tensors or len(values) != len(totals):
                 raise ConfigError(
                     "an algorithm's step must return a tuple, with a tensor for each of its "
-                    f"metrics ({', '.join(self.algorithm.metrics)})"
+                    f"metrics ({', '.join(algorithm.metrics)})"
                 )
             totals += torch.stack([value.float() for value in values]) * self.models.global_.share
         return totals
@@ -259,13 +261,16 @@ class Trainer:
         edges = [round(images * i / parts) for i in range(parts + 1)]
         return [(slice(a, b), (b - a) / images, b == images) for a, b in pairwise(edges)]
 
-    def _freeze(self, task: Task) -> None:
-        """Let Θ_k's backbone use the statistics it was sent, once that time has come."""
-        frozen = self.local.frozen(task.progress)
+    def _turn(self, task: Task) -> None:
+        """Do what this part of the experiment asks for: θ_k may have begun, and the statistics that
+        Θ_k's backbone was sent may have become those it uses."""
+        acting, frozen = self.algorithm.at(task.progress), self.local.frozen(task.progress)
+        if (acting, frozen) == (self._acting, self._frozen):
+            return
         if frozen != self._frozen:
-            self._frozen = frozen
             self.models.global_.freeze(frozen)
-            self._step = self.engine.step(self._one_step)  # a captured one has the old way in it
+        self._acting, self._frozen = acting, frozen
+        self._step = self.engine.step(self._one_step)  # a captured one has the old way in it
 
     def _load(self, client: int, task: Task, theta: Tensor, state: ClientState) -> Tensor | None:
         """Make the resident models this client's; returns what its algorithm will remember of Θ."""
@@ -311,7 +316,7 @@ class Trainer:
         """What the client keeps: only what this experiment will ask for again."""
         models, keep = self.models, self.local.keep_momentum
         flat = models.global_.flat
-        personal = models.personal
+        personal = models.personal if self._acting.personal else None
         return ClientState(
             personal=personal.flat.vector.clone() if personal else None,
             personal_momentum=personal.momentum.clone() if personal and keep else None,

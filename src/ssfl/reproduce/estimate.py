@@ -12,11 +12,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ssfl.algorithms.late import LateOptions
 from ssfl.algorithms.options import LocalOptions
 from ssfl.config import Config, parse
 from ssfl.errors import ConfigError, FederationError
@@ -66,6 +67,8 @@ class Timing:
     """The protocols after training."""
     partial: bool = False
     """A round took too long to be waited for: extrapolated, evaluations not timed."""
+    alone: float = 0.0
+    """A round in which Θ learns alone, where θ_k begins late."""
 
     def run(self, config: Config, rounds: int | None = None, *, done: int = 0) -> float:
         """Seconds of a whole run of `rounds` (the configuration's), of which some are done."""
@@ -73,16 +76,23 @@ class Timing:
         if done >= rounds:
             return self.evaluation
         left, every = rounds - done, evaluation_every(config.evaluation.every, rounds)
+        alone = max(0, math.ceil(_begin(config) * rounds) - done)
         judged = math.ceil(left / every) if every else 1
         saved = math.ceil(left / config.run.checkpoint_every)
         return (
             self.setup
             + self.warmup
-            + left * self.round
+            + alone * self.alone
+            + (left - alone) * self.round
             + judged * self.judging
             + saved * self.saving
             + self.evaluation
         )
+
+
+def _begin(config: Config) -> float:
+    """Share of the rounds before θ_k begins."""
+    return config.algorithm.begin if isinstance(config.algorithm, LateOptions) else 0.0
 
 
 class TooSlow(Exception):
@@ -137,13 +147,28 @@ def measure(
     raw["server"]["rounds"] = min(ROUNDS, config.server.rounds)
     raw["evaluation"]["every"] = 0
     raw["local"]["freeze_statistics"] = 1.0  # or one round of the few would prepare new steps
+    if not _begin(config):
+        return _measured(parse(raw), folder, protocols, options)
+    raw["algorithm"]["begin"] = 0.0
+    timing = _measured(parse(raw), folder, protocols, options)
+    theta_alone = parse(raw | {"algorithm": {"name": "global-ssfl"}})
+    return replace(timing, alone=_measured(theta_alone, folder).round)
+
+
+def _measured(
+    config: Config,
+    folder: Path,
+    protocols: Sequence[str] = (),
+    options: ProtocolOptions | None = None,
+) -> Timing:
     shutil.rmtree(folder, ignore_errors=True)
     watch = Stopwatch(config.local)
     began = time.perf_counter()
     try:
-        run = train(parse(raw), out=folder, display=watch)
+        run = train(config, out=folder, display=watch)
         trained = time.perf_counter()
-        evaluate(run, protocols, options=options)
+        if protocols:
+            evaluate(run, protocols, options=options or ProtocolOptions())
         evaluated = time.perf_counter()
     except TooSlow:
         return _extrapolated(watch, began)
