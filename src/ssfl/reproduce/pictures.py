@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from ssfl.data.pictures import INK, STYLE, picture
@@ -26,6 +27,8 @@ COLOURS = (
     "#1f3f73",
     "#e39a7b",
 )
+_LABEL = 46
+"""Letters in a line of a label; dots need some room too."""
 FAINT = "#8795a1"
 GRID = STYLE | {"axes.grid.axis": "y", "grid.color": "#e3e8ec"}
 PICTURES = ("figures.png", "against.png", "curves.png")
@@ -130,41 +133,49 @@ def _points(result: Result, figure: str) -> dict[float, float]:
 
 
 def _figures(rows: Sequence[Row], study: Study, common: Sequence[str], path: Path) -> None:
-    """Ours as dots with the spread over seeds, the paper's as open diamonds."""
-    with picture(path, 9.0, 1.6 + 0.42 * len(rows), style=GRID) as axes:
+    """Ours as dots with the spread over seeds, the paper's as open diamonds; figures of the same
+    runs lie close together, under one label."""
+    groups: dict[Any, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.runs].append(row)
+    depth = 1.2 * len(groups) + 0.6 * (len(rows) - len(groups))
+    with picture(path, 9.0, 1.6 + 0.42 * depth, style=GRID) as axes:
         names = list(dict.fromkeys(row.figure for row in rows))
-        for place, row in enumerate(rows):
-            colour = COLOURS[names.index(row.figure) % len(COLOURS)]
-            axes.errorbar(
-                row.mean,
-                place,
-                xerr=row.std,
-                fmt="o",
-                color=colour,
-                markersize=8,
-                capsize=3,
-                zorder=3,
-            )
-            shown = f"{row.mean:.3f}"
-            axes.annotate(
-                shown, (row.mean, place), xytext=(0, 8), textcoords="offset points", ha="center",
-                fontsize=9, color=colour,
-            )  # fmt: skip
-            if row.paper is not None:
-                axes.plot(
-                    row.paper, place, "D", markersize=8, markerfacecolor="white",
-                    markeredgecolor=INK, zorder=2,
-                )  # fmt: skip
-        axes.set_yticks(range(len(rows)))
         lengths = {row.rounds for row in rows}
-        labels = [_row_label(row, common, len(lengths) > 1) for row in rows]
-        axes.set_yticklabels(labels, fontsize=10)
-        axes.set_ylim(len(rows) - 0.4, -0.7)
+        place, ticks = 0.0, {}
+        for group in groups.values():
+            if place:
+                axes.axhline(place - 0.6, color=FAINT, linewidth=0.5, zorder=1)
+            ticks[place + 0.3 * (len(group) - 1)] = _row_label(group[0], common, len(lengths) > 1)
+            for row in group:
+                _dot(axes, place, row, COLOURS[names.index(row.figure) % len(COLOURS)])
+                place += 0.6
+            place += 0.6
+        axes.set_yticks(list(ticks), list(ticks.values()), fontsize=10)
+        axes.set_ylim(place - 0.6, -0.6)
+        axes.margins(x=0.2)  # numbers beside the outermost dots
         axes.grid(visible=True, axis="x")
         after = f" after {rows[0].rounds} rounds" if len(lengths) == 1 else ""
         axes.set_xlabel(f"accuracy{after}")
         axes.set_title(study.title)
         _keys(axes, names, any(row.paper is not None for row in rows), study.rounds)
+
+
+def _dot(axes: Any, place: float, row: Row, colour: str) -> None:
+    """One figure, its number on the side that leads away from the paper's."""
+    axes.errorbar(
+        row.mean, place, xerr=row.std, fmt="o", color=colour, markersize=8, capsize=3, zorder=3
+    )
+    side = -1 if row.paper is not None and row.paper > row.mean else 1
+    axes.annotate(
+        f"{row.mean:.3f}", (row.mean, place), xytext=(9 * side, 0), textcoords="offset points",
+        ha="left" if side > 0 else "right", va="center_baseline", fontsize=9, color=colour,
+    )  # fmt: skip
+    if row.paper is not None:
+        axes.plot(
+            row.paper, place, "D", markersize=8, markerfacecolor="white", markeredgecolor=INK,
+            zorder=2,
+        )  # fmt: skip
 
 
 def _keys(axes: Any, names: Sequence[str], paper: bool, rounds: int | None) -> None:
@@ -189,7 +200,8 @@ def _row_label(row: Row, common: Sequence[str], with_rounds: bool) -> str:
     more = [s for s in row.beyond if s not in common] + ["synthetic"] * row.synthetic
     if with_rounds:
         more.append(f"{row.rounds} rounds")
-    return row.arm.label + (f"\n{', '.join(more)}" if more else "")
+    lines = [row.arm.label] + ([", ".join(more)] if more else [])
+    return "\n".join(part for line in lines for part in wrap(line, _LABEL))
 
 
 def _against(axis: Axis, rows: Sequence[Row], title: str, path: Path) -> None:
