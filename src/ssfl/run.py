@@ -10,6 +10,7 @@ tensorboard/           events                 report.html     the page to look a
 import json
 import logging
 import shlex
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -81,6 +82,17 @@ class Run:
                 _clear(folder)
                 raise
         return cls(folder)
+
+    def copy(self, config: Config, path: Path) -> "Run":
+        """A new run directory with all that was learned here so far, to go on by a configuration
+        whose rounds until now would have been the same."""
+        unfinished = path.with_name(f".{path.name}.part")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        ignored = shutil.ignore_patterns(".lock", "tensorboard", "report.html")
+        shutil.copytree(self.path, unfinished, ignore=ignored)
+        write_text(unfinished / "config.toml", to_toml(with_whole_paths(config)))
+        unfinished.rename(path)
+        return Run(path)
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -17,6 +17,10 @@ class LateOptions(AlgorithmOptions):
     """Share of the rounds after which θ_k begins, as the Θ its client is then sent. Until then
     rounds are Global-SSFL's."""
 
+    def first_round(self, rounds: int) -> int:
+        """The first of so many rounds in which θ_k moves."""
+        return next(r for r in range(rounds) if r / rounds >= self.begin)
+
 
 class Late(Algorithm):
     """Base of algorithms whose θ_k may begin late. Their Θ has to move as in Global-SSFL."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ssfl.algorithms import ALGORITHMS
+from ssfl.algorithms.late import LateOptions
 from ssfl.config import Config, parse, validated
 from ssfl.errors import ConfigError
 from ssfl.protocols.options import ProtocolOptions
@@ -38,6 +39,17 @@ def same_theta(trained: Config, asked: Config) -> bool:
     if here.personal or not (there.plain_theta and here.plain_theta):
         return False
     return all(key.startswith("algorithm.") for key in differences(trained, asked))
+
+
+def same_until(one: Config, other: Config) -> int:
+    """How many rounds of two runs are the same: where they differ in the algorithm alone, and both
+    move Θ in the same way, those before the first θ_k begins."""
+    late = [c.algorithm for c in (one, other) if isinstance(c.algorithm, LateOptions)]
+    plain = all(ALGORITHMS[config.algorithm.name].plain_theta for config in (one, other))
+    alike = all(key.startswith("algorithm.") for key in differences(one, other))
+    if len(late) < 2 or not plain or not alike or one.seed != other.seed:
+        return 0
+    return min(algorithm.first_round(one.server.rounds) for algorithm in late)
 
 
 def training(config: Mapping[str, Any]) -> Settings:

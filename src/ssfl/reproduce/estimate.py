@@ -76,7 +76,8 @@ class Timing:
         if done >= rounds:
             return self.evaluation
         left, every = rounds - done, evaluation_every(config.evaluation.every, rounds)
-        alone = max(0, math.ceil(_begin(config) * rounds) - done)
+        late = config.algorithm
+        alone = max(0, late.first_round(rounds) - done) if isinstance(late, LateOptions) else 0
         judged = math.ceil(left / every) if every else 1
         saved = math.ceil(left / config.run.checkpoint_every)
         return (
@@ -88,11 +89,6 @@ class Timing:
             + saved * self.saving
             + self.evaluation
         )
-
-
-def _begin(config: Config) -> float:
-    """Share of the rounds before θ_k begins."""
-    return config.algorithm.begin if isinstance(config.algorithm, LateOptions) else 0.0
 
 
 class TooSlow(Exception):
@@ -147,7 +143,7 @@ def measure(
     raw["server"]["rounds"] = min(ROUNDS, config.server.rounds)
     raw["evaluation"]["every"] = 0
     raw["local"]["freeze_statistics"] = 1.0  # or one round of the few would prepare new steps
-    if not _begin(config):
+    if not isinstance(config.algorithm, LateOptions) or not config.algorithm.begin:
         return _measured(parse(raw), folder, protocols, options)
     raw["algorithm"]["begin"] = 0.0
     timing = _measured(parse(raw), folder, protocols, options)

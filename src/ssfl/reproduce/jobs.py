@@ -44,6 +44,11 @@ class Job:
         return self.place.with_name(f"{self.place.name}.json")
 
     @property
+    def lock(self) -> Path:
+        """Held by the process that is at it."""
+        return self.place.with_name(f".{self.place.name}.lock")
+
+    @property
     def home(self) -> Path:
         """The run directory that is judged."""
         return self.twin or self.place

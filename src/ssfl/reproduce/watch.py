@@ -15,6 +15,7 @@ from ssfl.experiment import Display, Quiet
 from ssfl.federation.messages import Reply
 from ssfl.protocols.bench import Progress, silent
 from ssfl.reproduce.alike import differences, judging
+from ssfl.reproduce.branches import rounds_given
 from ssfl.reproduce.estimate import Timing
 from ssfl.reproduce.jobs import Job, comes_with
 from ssfl.reproduce.records import Result
@@ -45,6 +46,7 @@ class Plan:
         earlier = self.jobs[: self.jobs.index(job)]
         rounds = job.config.server.rounds
         done = rounds if comes_with(job, earlier) else job.rounds_done()
+        done = done or rounds_given(job, earlier)
         return timing.run(job.config, done=done) if timing else None
 
     def total(self) -> float | None:
@@ -119,6 +121,10 @@ class OutOfTime(KeyboardInterrupt):
     """The budget is spent in the midst of a run, which saves itself as on Ctrl-C."""
 
 
+class Parting(KeyboardInterrupt):
+    """A run has come to where others go on from it, and saves itself as on Ctrl-C."""
+
+
 class Clock:
     """How much of the budget is left."""
 
@@ -130,10 +136,13 @@ class Clock:
 
 
 class Until:
-    """A display that ends a run between two rounds when time is up."""
+    """A display that ends a run between two rounds when time is up, or after so many rounds."""
 
-    def __init__(self, display: Display, clock: Clock, reserve: float) -> None:
+    def __init__(
+        self, display: Display, clock: Clock, reserve: float, rounds: int | None = None
+    ) -> None:
         self._display, self._clock, self._reserve = display, clock, reserve
+        self._rounds = rounds
 
     def start(self, run: Run, clients: int, rounds: int, done: int) -> None:
         self._display.start(run, clients, rounds, done)
@@ -141,6 +150,8 @@ class Until:
     def begin_round(self, round_: int, clients: int) -> None:
         if self._clock.left() < self._reserve:
             raise OutOfTime
+        if round_ == self._rounds:
+            raise Parting
         self._display.begin_round(round_, clients)
 
     def reply(self, reply: Reply) -> None:

@@ -5,6 +5,7 @@ what was done is kept, and the same command goes on with it.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ssfl.errors import CheckpointError, ConfigError, FederationError, SSFLError
@@ -13,6 +14,7 @@ from ssfl.federation.engine import pick_device
 from ssfl.files import write_text
 from ssfl.locks import alone, claimed
 from ssfl.reproduce import made, synthetic
+from ssfl.reproduce.branches import branch_of
 from ssfl.reproduce.estimate import LEAST_ROUNDS, MARGIN, Timing, fitting_rounds, measure_all
 from ssfl.reproduce.jobs import Job, plan, rounds_of_runs, trained_since
 from ssfl.reproduce.library import load_study
@@ -22,7 +24,7 @@ from ssfl.reproduce.partitions import draw_partitions
 from ssfl.reproduce.records import Unfinished
 from ssfl.reproduce.results import StudyResult, load_result
 from ssfl.reproduce.study import Study
-from ssfl.reproduce.watch import Clock, OutOfTime, Plan, Until, Unwatched, Watch
+from ssfl.reproduce.watch import Clock, OutOfTime, Parting, Plan, Until, Unwatched, Watch
 
 
 def reproduce(
@@ -194,7 +196,7 @@ class _Playing:
             for place, job in enumerate(jobs):
                 if self.plan_.is_done(job):
                     continue
-                with claimed(job.place.with_name(f".{job.place.name}.lock")) as mine:
+                with claimed(job.lock) as mine:
                     if mine and not self.plan_.is_done(job):
                         jobs[place] = trained_since(job, self.plan_.folder.parent)
                         self._one(jobs[place], place)
@@ -212,9 +214,15 @@ class _Playing:
             if self.clock.left() < begin:
                 self.why[job.name] = "the budget was spent"
                 return
-            display = self.watch.begin(job, place, len(self.plan_.jobs))
             try:
-                _train(job, Until(display, self.clock, reserve=timing.round if timing else 0.0))
+                branch = branch_of(job, self.plan_.jobs)
+                if branch is not None:
+                    with suppress(Parting):
+                        self._train(job, place, branch.rounds)
+                    if given := branch.part():
+                        names = ", ".join(other.name for other in given)
+                        self.watch.say(f"{branch.rounds} rounds of {job.name} are those of {names}")
+                self._train(job, place)
             except OutOfTime:
                 self.why[job.name] = "the budget was spent"
                 return
@@ -235,6 +243,13 @@ class _Playing:
             self._failed(job, error)
             return
         write_text(job.record, result.model_dump_json())
+
+    def _train(self, job: Job, place: int, rounds: int | None = None) -> None:
+        """To the end, or up to a round where `Parting` is raised."""
+        timing = self.plan_.timings.get(job.arm.name)
+        display = self.watch.begin(job, place, len(self.plan_.jobs))
+        reserve = timing.round if timing else 0.0
+        _train(job, Until(display, self.clock, reserve, rounds))
 
     def _failed(self, job: Job, error: SSFLError) -> None:
         self.why[job.name] = f"failed: {error}"
