@@ -42,7 +42,7 @@ RECIPE = {
     "partition": {"kind": "dirichlet", "clients": CLIENTS, "alpha": 0.5, "min_size": 30},
     "model": {"backbone": "small", "width": 4},
     "ssl": {"method": "simsiam", "projector_width": 16, "predictor_width": 8},
-    "algorithm": {"name": "per-ssfl"},
+    "algorithm": {"name": "per-ssfl", "begin": 0.3},  # θ_k from the second round on
     "local": {"batch": 32, "lr": 0.05, "epochs": 1},
     "server": {"rounds": ROUNDS},
     "evaluation": {"every": 2},

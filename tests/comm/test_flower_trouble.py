@@ -25,7 +25,11 @@ SITES = {"north": (0, 1, 2), "mary-smith": (3,), "frozen": (4,), "hasty": (5,)}
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory):
     home = tmp_path_factory.mktemp("troubled")
-    config = recipe(server={"rounds": 1000, "min_replies": 0.3}, evaluation={"every": 0})
+    config = recipe(
+        server={"rounds": 1000, "min_replies": 0.3},
+        evaluation={"every": 0},
+        algorithm={"begin": 0.0},
+    )
     federation = Federation(home, config, SITES).prepare()
     try:
         server = federation.serve("--clients", "5")
