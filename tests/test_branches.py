@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ssfl.config import Config, load_config
+from ssfl.errors import CheckpointError
 from ssfl.experiment import Quiet, train
 from ssfl.locks import claimed
 from ssfl.reproduce import reproduce
@@ -139,6 +140,15 @@ def test_a_copy_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
     assert watch.rounds["per"] == [3, 4, 5]
     assert not part.exists()
     assert_as_if_alone(runs, tmp_path / "alone")
+
+
+def test_a_copy_that_cannot_be_made_is_told_in_a_sentence(tmp_path: Path) -> None:
+    path, watch = write_study(tmp_path, "bilevel", "per"), Counting()
+    part = tmp_path / "out" / "late" / "runs" / ".per-seed0.part"
+    part.parent.mkdir(parents=True)
+    part.touch()
+    with pytest.raises(CheckpointError, match=r"could not copy .*bilevel-seed0 to .*per-seed0: "):
+        played(path, tmp_path / "out", watch)
 
 
 def test_an_arm_that_another_process_is_at_gets_nothing(tmp_path: Path) -> None:

@@ -89,9 +89,13 @@ class Run:
         unfinished = path.with_name(f".{path.name}.part")
         shutil.rmtree(unfinished, ignore_errors=True)
         ignored = shutil.ignore_patterns(".lock", "tensorboard", "report.html")
-        shutil.copytree(self.path, unfinished, ignore=ignored)
-        write_text(unfinished / "config.toml", to_toml(with_whole_paths(config)))
-        unfinished.rename(path)
+        try:
+            shutil.copytree(self.path, unfinished, ignore=ignored)
+            write_text(unfinished / "config.toml", to_toml(with_whole_paths(config)))
+            unfinished.rename(path)
+        except OSError as error:  # of several files, it has a list and no reason
+            why = error.strerror or "the disk may be full"
+            raise CheckpointError(f"could not copy {self.path} to {path}: {why}") from error
         return Run(path)
 
     @contextmanager
