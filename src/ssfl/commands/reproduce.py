@@ -210,6 +210,8 @@ class Terminal:
                 state = f"{part}trained as {job.twin.parent.parent.name}/{job.twin.name}"
             elif done:
                 state = f"{done} rounds done"
+            elif (branch := plan.given(job)) is not None:
+                state = f"goes on from {branch.rounds} rounds of {branch.job.arm.name}"
             table.add_row(
                 escape(job.arm.label),
                 str(job.seed),

@@ -50,7 +50,8 @@ def branch_of(job: Job, jobs: Sequence[Job]) -> Branch | None:
     return Branch(min(shared[other.name] for other in others), job, others)
 
 
-def rounds_given(job: Job, earlier: Sequence[Job]) -> int:
-    """How many rounds the run of an earlier job will give to this one."""
+def given_by(job: Job, earlier: Sequence[Job]) -> Branch | None:
+    """The run of an earlier job that this one will go on from."""
     branches = [branch_of(other, [job]) for other in earlier]
-    return max((branch.rounds for branch in branches if branch is not None), default=0)
+    found = [branch for branch in branches if branch is not None]
+    return max(found, key=lambda branch: branch.rounds, default=None)

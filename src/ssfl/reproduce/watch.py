@@ -15,7 +15,7 @@ from ssfl.experiment import Display, Quiet
 from ssfl.federation.messages import Reply
 from ssfl.protocols.bench import Progress, silent
 from ssfl.reproduce.alike import differences, judging
-from ssfl.reproduce.branches import rounds_given
+from ssfl.reproduce.branches import Branch, given_by
 from ssfl.reproduce.estimate import Timing
 from ssfl.reproduce.jobs import Job, comes_with
 from ssfl.reproduce.records import Result
@@ -43,11 +43,20 @@ class Plan:
         if self.is_done(job):
             return 0.0
         timing = self.timings.get(job.arm.name)
-        earlier = self.jobs[: self.jobs.index(job)]
-        rounds = job.config.server.rounds
-        done = rounds if comes_with(job, earlier) else job.rounds_done()
-        done = done or rounds_given(job, earlier)
+        done = job.rounds_done()
+        if comes_with(job, self._before(job)):
+            done = job.config.server.rounds
+        elif (branch := self.given(job)) is not None:
+            done = branch.rounds
         return timing.run(job.config, done=done) if timing else None
+
+    def given(self, job: Job) -> Branch | None:
+        """The run of an earlier job that this one, which has not begun, will go on from."""
+        begun = job.place.exists() or job.twin is not None
+        return None if begun else given_by(job, self._before(job))
+
+    def _before(self, job: Job) -> list[Job]:
+        return self.jobs[: self.jobs.index(job)]
 
     def total(self) -> float | None:
         """What is left of all that was timed; None where nothing was."""
