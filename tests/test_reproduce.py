@@ -30,7 +30,7 @@ from ssfl.federation.messages import Reply, TaskKind
 from ssfl.locks import claimed
 from ssfl.protocols.judge import ProtocolOptions
 from ssfl.protocols.scores import Score
-from ssfl.reproduce import StudyResult, estimate, load_study, reproduce, studies
+from ssfl.reproduce import StudyResult, estimate, load_study, made, reproduce, studies
 from ssfl.reproduce.alike import differences
 from ssfl.reproduce.estimate import LEAST_ROUNDS, Timing, fitting_rounds, parse_duration
 from ssfl.reproduce.jobs import Job
@@ -575,6 +575,15 @@ def test_a_command_with_a_name_in_it_that_is_no_text_can_be_written_down(
     monkeypatch.setattr(sys, "argv", ["ssfl", "reproduce", str(path)])
     found = reproduce(path, **asked, arms=["plain"], out=tmp_path)
     assert "bad\N{REPLACEMENT CHARACTER}/tiny.toml" in found.results[0].command
+
+
+def test_a_figures_commit_is_the_one_its_program_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = iter(["then", "now", "now"])
+    monkeypatch.setattr(made, "commit", lambda: next(commits))
+    found = reproduce(write_study(tmp_path), rounds=1, seeds=1, timing=False, out=tmp_path)
+    assert [result.commit for result in found.results] == ["then", "then"]
 
 
 # Time

@@ -5,12 +5,27 @@ import platform
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import ssfl
 from ssfl.data.decode import printable
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What makes figures: what was typed, and the program as it was then. Its files may change
+    while it works for hours."""
+
+    command: str
+    commit: str | None
+
+    @classmethod
+    def now(cls, command: str | None = None) -> "Maker":
+        """This program, called as it was or as it is told."""
+        return cls(command or command_line(), commit())
 
 
 def commit() -> str | None:

@@ -54,7 +54,7 @@ def _as_wanted(old: Evaluation, study: Study, job: Job) -> bool:
 
 
 def result_of(
-    plan: Plan, job: Job, found: Evaluation, settings: tuple[str, ...], command: str
+    plan: Plan, job: Job, found: Evaluation, settings: tuple[str, ...], maker: made.Maker
 ) -> Result:
     run, record = Run(job.home), Record(Run(job.home))
     health = found.health.get("global", {})
@@ -96,8 +96,8 @@ def result_of(
         curve=curve,
         seconds=trained,
         evaluation_seconds=between + found.seconds.get("total", 0.0),
-        command=command,
-        commit=made.commit(),
+        command=maker.command,
+        commit=maker.commit,
         version=ssfl.__version__,
         device=made.device_name(device),
         torch=torch.__version__,

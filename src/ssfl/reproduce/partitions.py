@@ -20,7 +20,7 @@ def draw_partitions(
     folder: Path,
     settings: Sequence[str],
     synthetic_data: bool,
-    command: str,
+    maker: made.Maker,
 ) -> StudyResult:
     """The pictures and the page of a study, from what its arms make of the data."""
     stand_ins = synthetic.stand_ins(study, arms, folder, settings, synthetic_data)
@@ -36,8 +36,8 @@ def draw_partitions(
             sizes=data.sizes().tolist(),
             classes=list(data.dataset.classes or ()) if counts is not None else [],
             counts=counts.tolist() if counts is not None else [],
-            command=command,
-            commit=made.commit(),
+            command=maker.command,
+            commit=maker.commit,
             version=ssfl.__version__,
         )
     now = StudyResult(name=name, study=study, partitions=parts)

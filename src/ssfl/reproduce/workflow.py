@@ -55,7 +55,7 @@ def reproduce(
     folder = Path(out) / label
     _check_folder(folder, study)
     chosen = [study.arm(arm) for arm in dict.fromkeys(arms)] if arms else list(study.arms)
-    typed, asked = command or made.command_line(), _seeds(study, seeds)
+    maker, asked = made.Maker.now(command), _seeds(study, seeds)
     _check_settings(settings, asked, rounds)
     if study.pictures_only:
         if (rounds, seeds, budget) != (None, None, None):
@@ -66,7 +66,7 @@ def reproduce(
         if dry_run:
             watch.say(f"{len(chosen)} partitions would be drawn to {folder}; nothing is trained")
             return StudyResult(name=label, study=study)
-        return draw_partitions(label, study, chosen, folder, settings, synthetic_data, typed)
+        return draw_partitions(label, study, chosen, folder, settings, synthetic_data, maker)
     stand_ins = synthetic.stand_ins(study, chosen, folder, settings, synthetic_data)
 
     def planned(rounds: int | None) -> Plan:
@@ -101,7 +101,7 @@ def reproduce(
     today.notes = notes
     watch.plan(today)
     if not dry_run:
-        _Playing(today, watch, clock, tuple(settings), typed).play()
+        _Playing(today, watch, clock, tuple(settings), maker).play()
     return load_result(folder / "results.json") or StudyResult(name=label, study=study)
 
 
@@ -184,10 +184,10 @@ class _Playing:
     """A plan being carried out."""
 
     def __init__(
-        self, plan: Plan, watch: Watch, clock: Clock, settings: tuple[str, ...], command: str
+        self, plan: Plan, watch: Watch, clock: Clock, settings: tuple[str, ...], maker: made.Maker
     ) -> None:
         self.plan_, self.watch, self.clock = plan, watch, clock
-        self.settings, self.command = settings, command
+        self.settings, self.maker = settings, maker
         self.why: dict[str, str] = {}
 
     def play(self) -> None:
@@ -238,7 +238,7 @@ class _Playing:
             found = judge(self.plan_.study, job, progress)
         made.release()
         try:
-            result = result_of(self.plan_, job, found, self.settings, self.command)
+            result = result_of(self.plan_, job, found, self.settings, self.maker)
         except ConfigError as error:  # its encoders have diverged, say: other runs have not
             self._failed(job, error)
             return
