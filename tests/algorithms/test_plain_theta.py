@@ -15,7 +15,10 @@ CORRECTIONS = {
     "scaffold": {"correction": "scaffold"},
     "norms at home": {"batch_norm": "fedbn"},
 }
-OWN = {"fedu": {"threshold": 0.0}}  # above it, its clients take all of Θ, as others do
+OWN = {
+    "fedu": {"threshold": 0.0},  # above it, its clients take all of Θ, as others do
+    "bilevel-ssfl": {"begin": 0.5},  # Θ alone at first, then beside θ_k
+}
 
 
 @pytest.fixture(scope="module")
