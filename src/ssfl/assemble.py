@@ -64,7 +64,8 @@ def build_method(
 
 def build_algorithm(config: Config) -> Algorithm:
     """The algorithm the configuration names."""
-    algorithm: Algorithm = ALGORITHMS[config.algorithm.name](config.algorithm)
+    options = config.algorithm.within(config.server.rounds)
+    algorithm: Algorithm = ALGORITHMS[config.algorithm.name](options)
     return algorithm
 
 

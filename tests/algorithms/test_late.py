@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from ssfl.algorithms.per_ssfl import PerSSFLOptions
 from ssfl.assemble import build_hosts, load_federated
 from ssfl.config import Config
 from ssfl.errors import ConfigError
@@ -111,3 +112,18 @@ def test_a_run_that_was_stopped_before_or_after_it_begins_ends_the_same(
 def test_it_begins_before_the_end() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.begin"):
         late(PER, 1.0)
+
+
+def test_in_a_short_run_it_begins_with_the_last_round(tmp_path: Path) -> None:
+    run = train(late(PER, 0.95), out=tmp_path / "run")
+    rows = [row for row in run.metrics if row["kind"] == "round"]
+    assert [row["personal_loss"] is not None for row in rows] == [False] * 4 + [True]
+    assert run.store.clients() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("begin", "rounds", "first"),
+    [(0, 5, 0), (0.5, 4, 2), (0.5, 5, 3), (0.6, 5, 3), (0.94, 800, 752), (0.94, 3, 2), (0.9, 1, 0)],
+)
+def test_the_first_round_in_which_it_moves(begin: float, rounds: int, first: int) -> None:
+    assert PerSSFLOptions(begin=begin).first_round(rounds) == first

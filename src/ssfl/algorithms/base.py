@@ -7,7 +7,7 @@ the paper's listing.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -21,6 +21,10 @@ class AlgorithmOptions(Section):
     """Options of an algorithm; `name` names it."""
 
     name: str
+
+    def within(self, rounds: int) -> Self:
+        """What they come to in an experiment of so many rounds."""
+        return self
 
 
 @dataclass(frozen=True)

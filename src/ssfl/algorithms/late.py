@@ -4,6 +4,8 @@ The paper's listings take θ_k^(0) as given, and Θ does not depend on θ_k ("ca
 independently", section 3.3). So θ_k^(0) may as well be the Θ of a later round.
 """
 
+from typing import Self
+
 from pydantic import Field
 
 from ssfl.algorithms.base import Algorithm, AlgorithmOptions
@@ -14,12 +16,16 @@ class LateOptions(AlgorithmOptions):
     """When θ_k begins."""
 
     begin: float = Field(0.0, ge=0, lt=1)
-    """Share of the rounds after which θ_k begins, as the Θ its client is then sent. Until then
-    rounds are Global-SSFL's."""
+    """Share of the rounds after which θ_k begins, as the Θ its client is then sent; with the last
+    round at the latest. Until then rounds are Global-SSFL's."""
+
+    def within(self, rounds: int) -> Self:
+        return self.model_copy(update={"begin": min(self.begin, (rounds - 1) / rounds)})
 
     def first_round(self, rounds: int) -> int:
         """The first of so many rounds in which θ_k moves."""
-        return next(r for r in range(rounds) if r / rounds >= self.begin)
+        begin = self.within(rounds).begin
+        return next(r for r in range(rounds) if r / rounds >= begin)
 
 
 class Late(Algorithm):
