@@ -153,13 +153,13 @@ def test_dots_are_ours_and_diamonds_the_papers(drawn: dict[str, Any]) -> None:
             (dots if line.get_marker() == "o" else diamonds)[round(y, 9)] = pytest.approx(x)
     assert dots == {plain: 0.7, own: 0.5, own_too: 0.4}
     assert diamonds == {plain: 0.75}
-    assert [(text.get_text(), round(text.xy[1], 9)) for text in axes.texts] == [
-        ("0.700", plain),
-        ("0.500", own),
-        ("0.400", own_too),
+    spread = 0.1 * 2**0.5  # of 0.6 and 0.8
+    assert [(text.get_text(), *text.xy) for text in axes.texts] == [  # where their spread ends
+        ("0.700", pytest.approx(0.7 - spread), pytest.approx(plain)),
+        ("0.500", pytest.approx(0.5), pytest.approx(own)),
+        ("0.400", pytest.approx(0.4), pytest.approx(own_too)),
     ]
     whole, *_ = (bar.get_segments() for bar in axes.collections if len(bar.get_segments()))
-    spread = 0.1 * 2**0.5  # of 0.6 and 0.8
     (start, end) = whole[0]
     assert (start[0], end[0]) == (pytest.approx(0.7 - spread), pytest.approx(0.7 + spread))
     (legend,) = axes.figure.legends

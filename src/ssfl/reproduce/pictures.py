@@ -162,13 +162,14 @@ def _figures(rows: Sequence[Row], study: Study, common: Sequence[str], path: Pat
 
 
 def _dot(axes: Any, place: float, row: Row, colour: str) -> None:
-    """One figure, its number on the side that leads away from the paper's."""
+    """One figure, its number on the side that leads away from the paper's, clear of the spread."""
     axes.errorbar(
         row.mean, place, xerr=row.std, fmt="o", color=colour, markersize=8, capsize=3, zorder=3
     )
     side = -1 if row.paper is not None and row.paper > row.mean else 1
+    edge = row.mean + side * (row.std or 0.0)
     axes.annotate(
-        f"{row.mean:.3f}", (row.mean, place), xytext=(9 * side, 0), textcoords="offset points",
+        f"{row.mean:.3f}", (edge, place), xytext=(9 * side, 0), textcoords="offset points",
         ha="left" if side > 0 else "right", va="center_baseline", fontsize=9, color=colour,
     )  # fmt: skip
     if row.paper is not None:
