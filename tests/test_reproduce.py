@@ -1274,6 +1274,34 @@ def test_the_page_of_all_sets_the_papers_figures_against_the_nearest_of_ours(
     ]
 
 
+def test_figures_of_one_experiment_are_quoted_from_one_run(tmp_path: Path) -> None:
+    def found(arm: str, indicator: float, evaluation: float) -> Result:
+        figures = {"personal_knn": indicator, "personal_linear": evaluation}
+        return Result(
+            arm=arm,
+            seed=0,
+            rounds=800,
+            figures={name: Figure(value=value) for name, value in figures.items()},
+        )
+
+    # The paper: 0.9388 and 0.8310. The first and the last are best by one figure each.
+    made = [
+        found("per-ssfl-late", 0.95, 0.82),
+        found("per-ssfl-last", 0.94, 0.832),
+        found("per-ssfl-end", 0.93, 0.84),
+    ]
+    StudyResult(name="table2", study=studies()["table2"], results=made).save(tmp_path / "table2")
+    collect(tmp_path, tmp_path / "RESULTS.md")
+    text = (tmp_path / "RESULTS.md").read_text()
+    table = text.split("**The paper's figures")[1].split("\n\n")[1].splitlines()
+    ours = [line.split(" | ")[4:] for line in table if line.startswith("| `table2` | Per-SSFL")]
+    how = "Per-SSFL, θ_k from the last 6 %, 2 local epochs |"
+    assert ours == [
+        ["0.9400", "+0.0012", "800", "1", how],
+        ["0.8320", "+0.0010", "800", "1", how],
+    ]
+
+
 def test_results_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"version": 1}')
     with pytest.raises(Exception, match=r"results\.json cannot be read"):

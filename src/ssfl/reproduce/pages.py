@@ -3,11 +3,13 @@
 A figure is never put beside another of other rounds without saying so: rounds have a column.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ssfl.errors import DataError
 from ssfl.evaluation.in_words import HEALTH
@@ -237,15 +239,25 @@ def collect(folder: str | Path, out: str | Path) -> list[StudyResult]:
 
 
 def _nearest(studies: Sequence[StudyResult]) -> list[str]:
-    """The paper's figures, each with the one of ours that came nearest to it or went beyond."""
+    """The paper's figures, each with ours of the run that came nearest to it or went beyond. A run
+    that repeats several is as good as the worst of them, so that these are of one run."""
     lines = []
     for found in studies:
-        rows = [row for row in found.rows() if row.difference is not None]
+        rows = found.rows()
+        worst: dict[tuple[Any, ...], float] = {}
+        for row in rows:
+            if row.difference is not None:
+                worst[row.runs] = min(row.difference, worst.get(row.runs, math.inf))
         for (recipe, figure, paper), arm in _claims(found.study).items():
-            same = [r for r in rows if (r.arm.recipe, r.figure, r.paper) == (recipe, figure, paper)]
+            same = [
+                row
+                for row in rows
+                if row.difference is not None
+                and (row.arm.recipe, row.figure, row.paper) == (recipe, figure, paper)
+            ]
             line = [f"`{found.name}`", arm.label, figure_title(figure), _number(paper, figure)]
             if same:
-                best = max(same, key=lambda row: row.mean)
+                best = max(same, key=lambda row: worst[row.runs])
                 how = _label(best, ())
                 line += [_ours(best), _signed(best.difference, figure)]
                 line += [_rounds(best, found.study.rounds), str(len(best.seeds))]
@@ -257,7 +269,8 @@ def _nearest(studies: Sequence[StudyResult]) -> list[str]:
         return []
     return [
         "**The paper's figures, and the nearest to them here.** Where several settings repeat one "
-        "figure, this is the one that came highest. The studies below have all of them.",
+        "figure, this is the one that came highest; where they repeat two, the one whose worse "
+        "figure did, beside the paper's. The studies below have all of them.",
         markdown_table([_NEAREST, _RULE, *lines]),
     ]
 
