@@ -26,6 +26,8 @@ STYLE: Any = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 12,
+    "figure.titlesize": 13,
+    "figure.titleweight": "bold",
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.spines.top": False,

@@ -157,7 +157,8 @@ def _figures(rows: Sequence[Row], study: Study, common: Sequence[str], path: Pat
         axes.grid(visible=True, axis="x")
         after = f" after {rows[0].rounds} rounds" if len(lengths) == 1 else ""
         axes.set_xlabel(f"accuracy{after}")
-        axes.set_title(study.title)
+        # over the labels too: beside long ones there is little room
+        axes.figure.suptitle(study.title, x=0.005, ha="left")
         _keys(axes, names, any(row.paper is not None for row in rows), study.rounds)
 
 
