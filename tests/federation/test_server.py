@@ -502,6 +502,22 @@ def test_the_rate_follows_a_cosine_over_rounds_from_lr_towards_zero() -> None:
     assert [constant.rate(round_) for round_ in range(4)] == [0.2] * 4
 
 
+def test_with_a_warm_up_the_rate_rises_in_equal_steps_and_the_cosine_has_the_other_rounds() -> None:
+    root = math.sqrt(0.5)
+    rise, fall = [0.05, 0.1, 0.15], [0.2, 0.1 * (1 + root), 0.1, 0.1 * (1 - root)]
+    options = {"lr": 0.2, "warmup": 3 / 7}
+    cosine = serve(Party(), LocalOptions(**options), rounds=7)
+    assert [cosine.rate(round_) for round_ in range(7)] == pytest.approx(rise + fall)
+    constant = serve(Party(), LocalOptions(**options, schedule="constant"), rounds=7)
+    assert [constant.rate(round_) for round_ in range(7)] == pytest.approx(rise + [0.2] * 4)
+
+
+@pytest.mark.parametrize(("share", "rounds"), [(0.0, 5), (0.19, 5), (0.99, 1)])
+def test_a_warm_up_of_less_than_a_round_is_none(share: float, rounds: int) -> None:
+    options = LocalOptions(lr=0.2, warmup=share)
+    assert options.rate(0, rounds) == 0.2
+
+
 @pytest.mark.parametrize(
     "optimizer", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fednova"]
 )

@@ -1,5 +1,6 @@
 """Knobs of local training: what a client does with its images in one round."""
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -21,9 +22,12 @@ class LocalOptions(Section):
     """Split each step into micro-batches of about this many images (0: don't); batch norm then
     sees only these."""
     lr: float = Field(0.1, gt=0)
-    """Learning rate of round 0."""
+    """Learning rate of round 0; with a warm-up, of the first round after it."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """How the rate moves over rounds; it is constant inside a round."""
+    warmup: float = Field(0.0, ge=0, lt=1)
+    """Share of the rounds, the first ones, over which the rate rises to `lr` in equal steps (0:
+    none, as in the paper)."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """SGD momentum."""
     weight_decay: float = Field(5e-4, ge=0)
@@ -65,6 +69,15 @@ class LocalOptions(Section):
                 "'fedprox', or leave local.proximal out"
             )
         return self
+
+    def rate(self, round_: int, rounds: int) -> float:
+        """The learning rate of one round of so many, the same for all of its steps."""
+        rising = math.floor(self.warmup * rounds + 1e-9)
+        if round_ < rising:
+            return self.lr * (round_ + 1) / (rising + 1)
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * 0.5 * (1 + math.cos(math.pi * (round_ - rising) / (rounds - rising)))
 
     def frozen(self, progress: float) -> bool:
         """Whether the backbone's statistics are, with so much of the experiment behind it."""

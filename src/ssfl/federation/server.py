@@ -239,10 +239,8 @@ class Server:
         return self._local.frozen(done / rounds) and not self._local.frozen((done - 1) / rounds)
 
     def rate(self, round_: int) -> float:
-        """The local learning rate of a round: cosine over rounds, no warm-up."""
-        if self._local.schedule == "constant":
-            return self._local.lr
-        return self._local.lr * 0.5 * (1 + math.cos(math.pi * round_ / self._options.rounds))
+        """The local learning rate of a round."""
+        return self._local.rate(round_, self._options.rounds)
 
     def state(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold for the run to go on as if never stopped."""

@@ -42,7 +42,7 @@ LEAST_ROUNDS = 10
 MARGIN = 0.9
 """Share of the budget that is planned for: no timing is exact."""
 COST_NOTHING = {
-    "local": ("lr", "schedule", "weight_decay", "decay_norms", "freeze_statistics"),
+    "local": ("lr", "schedule", "warmup", "weight_decay", "decay_norms", "freeze_statistics"),
     "server": ("rounds", "lr"),
     "evaluation": ("every",),
 }
