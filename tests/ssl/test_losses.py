@@ -171,6 +171,27 @@ def test_supervised_is_cross_entropy(make, smoothing: float) -> None:
     close(make("supervised", label_smoothing=smoothing).loss(outputs), total / N)
 
 
+def test_a_prior_weighs_every_class_by_its_share_of_the_batch(make) -> None:
+    logits, labels = draw(1, N, 5), np.arange(N) % 3  # no image of the classes 3 and 4
+    share = np.array([(labels == c).mean() for c in range(5)])
+    total = 0.0
+    for i in range(N):
+        weighted = share * np.exp(logits[0, i])
+        total -= np.log(weighted[labels[i]] / weighted.sum())
+    given = tensor(logits).requires_grad_()
+    outputs = Outputs(torch.zeros(1, N, D), given, torch.from_numpy(labels))
+    loss = make("supervised", classes=5, prior="batch").loss(outputs)
+    close(loss, total / N)
+    loss.backward()
+    assert not given.grad[..., 3:].any()  # nothing is learned about classes that are not there
+    assert given.grad[..., :3].abs().min() > 0
+
+
+def test_with_a_prior_labels_cannot_be_smoothed(make) -> None:
+    with pytest.raises(ValueError, match="set one of the two"):
+        make("supervised", prior="batch", label_smoothing=0.1)
+
+
 def test_a_constant_feature_leaves_losses_and_gradients_finite() -> None:
     z1, z2 = (tensor(z) for z in two_views())
     z1[:, 0] = 0.25

@@ -7,7 +7,7 @@ BiLevel-SSFL is Ditto, MAML-SSFL is perFedAvg, LA-SSFL is local fine-tuning.
 from typing import Literal
 
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ssfl.errors import DataError
@@ -23,6 +23,18 @@ class SupervisedOptions(MethodOptions):
     """Number of classes."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of each label that is spread over all classes."""
+    prior: Literal["none", "batch"] = "none"
+    """'batch' adds to each logit the logarithm of its class's share of the batch's labels, so that
+    which classes a client has teaches the classifier nothing."""
+
+    @model_validator(mode="after")
+    def _no_label_goes_to_a_class_without_images(self) -> "SupervisedOptions":
+        if self.prior == "batch" and self.label_smoothing:
+            raise ValueError(
+                "ssl.prior 'batch' leaves classes out that a batch has no image of, and "
+                "ssl.label_smoothing gives them a share: set one of the two"
+            )
+        return self
 
 
 class Supervised(Method):
@@ -36,7 +48,7 @@ class Supervised(Method):
     def __init__(self, backbone: Backbone, options: SupervisedOptions) -> None:
         super().__init__(backbone)
         self.classifier = nn.Linear(backbone.features, options.classes)
-        self.label_smoothing = options.label_smoothing
+        self.label_smoothing, self.prior = options.label_smoothing, options.prior
 
     def forward(self, batch: Batch) -> Outputs:
         if batch.labels is None:
@@ -45,5 +57,9 @@ class Supervised(Method):
         return Outputs(z, self.each(self.classifier, z), batch.labels)
 
     def loss(self, outputs: Outputs) -> Tensor:
-        (logits,) = outputs.p
-        return F.cross_entropy(logits.float(), outputs.target, label_smoothing=self.label_smoothing)
+        (logits,), labels = outputs.p, outputs.target
+        logits = logits.float()
+        if self.prior == "batch":
+            present = F.one_hot(labels, logits.shape[1]).sum(0)
+            logits = logits + (present / len(labels)).log()
+        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
