@@ -122,7 +122,7 @@ class Algorithm(ABC):
         """One local iteration; returns the detached numbers named in `metrics`."""
 
     def adapt_rate(self, base: float) -> float:
-        """The learning rate of `adapt`, given that of round 0 (a schedule may end at 0)."""
+        """The learning rate of `adapt`, given `local.lr` (a schedule may end at 0)."""
         return base
 
     def adapt(self, models: Models, batch: Batch) -> None:

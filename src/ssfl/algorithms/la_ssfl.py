@@ -16,7 +16,7 @@ class AdaptationOptions(AlgorithmOptions):
     """Local adaptation at inference."""
 
     adapt_lr: float | None = Field(None, gt=0)
-    """Learning rate of the adaptation (default: that of round 0)."""
+    """Learning rate of the adaptation (default: `local.lr`)."""
     adapt_steps: int = Field(1, ge=1)
     """SGD steps of the adaptation."""
 

@@ -24,8 +24,8 @@ class SupervisedOptions(MethodOptions):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of each label that is spread over all classes."""
     prior: Literal["none", "batch"] = "none"
-    """'batch' adds to each logit the logarithm of its class's share of the batch's labels, so that
-    which classes a client has teaches the classifier nothing."""
+    """'batch' adds to each logit the logarithm of its class's share of the batch, so that how
+    frequent a class is with a client is not the classifier's to learn."""
 
     @model_validator(mode="after")
     def _no_label_goes_to_a_class_without_images(self) -> "SupervisedOptions":
